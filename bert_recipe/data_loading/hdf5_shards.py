@@ -306,6 +306,7 @@ def checksum(values: np.ndarray, previous: int = 0) -> int:
 
 
 def read_layout(dataset: h5py.Dataset) -> Layout:
+    """How a data set is stored in its file."""
     is_contiguous = (
         dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
     )

@@ -29,16 +29,20 @@ COMMON_ATTRIBUTES = (
 
 def check_agreement(shards: Sequence[Shard]) -> None:
     """Raises UserError for two shards of different kinds."""
-    kinds = [
-        {"sequence length": shard.sequence_length, "masked tokens per sequence": shard.max_masked}
-        | {name: shard.attributes.get(name) for name in COMMON_ATTRIBUTES}
-        for shard in shards
-    ]
-    for shard, kind in zip(shards, kinds, strict=True):
-        for what, theirs in kind.items():
-            if theirs != (ours := kinds[0][what]):
+
+    def kind_of(shard: Shard) -> dict[str, object]:
+        sizes = {
+            "sequence length": shard.sequence_length,
+            "masked tokens per sequence": shard.max_masked,
+        }
+        return sizes | {name: shard.attributes.get(name) for name in COMMON_ATTRIBUTES}
+
+    first = kind_of(shards[0])
+    for shard in shards[1:]:
+        for name, value in kind_of(shard).items():
+            if value != first[name]:
                 raise UserError(
-                    f"shards disagree: {what} is {ours} in {shards[0].path} and {theirs} in "
+                    f"shards disagree: {name} is {first[name]} in {shards[0].path} and {value} in "
                     f"{shard.path}: keep shards of different kinds in different folders"
                 )
 

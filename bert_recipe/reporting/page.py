@@ -224,22 +224,25 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
     for name in [name for name in phase.results if name.endswith("per_class")]:
         prefix = name.removesuffix("per_class")
         matrix = phase.results.get(f"{prefix}confusion_matrix")
-        classes = {label: numbers(row) for label, row in phase.results[name].items()}
-        columns = list(next(iter(classes.values())))
-        order = sorted(range(len(classes)), key=lambda place: natural_key([*classes][place]))
-        labels = [[*classes][place] for place in order]
+        scores_of_class = {label: numbers(row) for label, row in phase.results[name].items()}
+        columns = list(next(iter(scores_of_class.values())))
+        classes = list(scores_of_class)  # in the order of the confusion matrix
+        order = sorted(range(len(classes)), key=lambda index: natural_key(classes[index]))
+        labels = [classes[index] for index in order]
         table = []
         for label in labels:
-            row = classes[label]
-            texts = [show(name, row[name]) if math.isfinite(row[name]) else "–" for name in columns]
-            table.append((label, [Cell(text) for text in texts]))
+            cells = []
+            for column in columns:
+                value = scores_of_class[label][column]
+                cells.append(Cell(show(column, value) if math.isfinite(value) else "–"))
+            table.append((label, cells))
         yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
         if matrix is not None:
             counts = [[matrix[row][column] for column in order] for row in order]
             header = ["true \\ predicted", *labels]
-            cells = [matrix_cells(row) for row in counts]
+            rows_of_counts = [matrix_cells(row) for row in counts]
             title = title_of(prefix + "confusion_matrix")
-            yield title, header, list(zip(labels, cells, strict=True))
+            yield title, header, list(zip(labels, rows_of_counts, strict=True))
 
 
 def is_wide(header: Sequence[str]) -> bool:

@@ -140,12 +140,13 @@ def find_log_files(path: Path) -> list[Path]:
 
 def numbers(data: JsonObject) -> dict[str, float]:
     """The numbers in `data`; null and non-finite values become NaN, other types are skipped."""
-    found = {name: math.nan if value is None else value for name, value in data.items()}
-    return {
-        name: float(value) if math.isfinite(value) else math.nan
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    values = {}
+    for name, value in data.items():
+        if value is None:
+            values[name] = math.nan
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            values[name] = float(value) if math.isfinite(value) else math.nan
+    return values
 
 
 class Record(NamedTuple):
@@ -260,8 +261,13 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 def is_one_run(logs: Sequence[LogFile]) -> bool:
     """Whether no phase is in two folders."""
-    phases = {(session.phase_name, log.path.parent) for log in logs for session in log.sessions}
-    return len({name for name, _ in phases}) == len(phases)
+    folder_of_phase: dict[str, Path] = {}
+    for log in logs:
+        for session in log.sessions:
+            folder = folder_of_phase.setdefault(session.phase_name, log.path.parent)
+            if folder != log.path.parent:
+                return False
+    return True
 
 
 def make_phases(sessions: list[Session]) -> list[RunPhase]:

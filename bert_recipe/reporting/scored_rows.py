@@ -127,26 +127,30 @@ def rows_of_spans(rows: list[dict[str, Any]]) -> ScoredRows:
 
 def rows_of_words(paths: Sequence[Path]) -> ScoredRows:
     """Sentences with a tag for each word."""
-    keys, counts, equal = [], [], []
-    blocks = [block for path in paths for block in "\n".join(lines_of(path)).split("\n\n")]
+    keys = []
+    counts = []  # of entities, of each sentence
+    num_right = []  # of each sentence: the right tags, and all tags
+    all_tags: set[str] = set()
+    blocks: list[str] = []  # a sentence each
+    for path in paths:
+        blocks += "\n".join(lines_of(path)).split("\n\n")
     for block in blocks:
         if block == NER_HEADER or not block.strip("\n"):
             continue
-        words, tags, predicted, _ = zip(
-            *(line.split("\t") for line in block.strip("\n").split("\n")), strict=True
-        )
+        lines = [line.split("\t") for line in block.strip("\n").split("\n")]
+        words, tags, predicted, _probabilities = zip(*lines, strict=True)
         keys.append((*words, "", *tags))
         counts.append(entity_counts(entities(tags), entities(predicted)))
-        right = sum(a == b for a, b in zip(tags, predicted, strict=True))
-        equal.append((right, len(tags)))
-    all_tags = {tag for key in keys for tag in key[len(key) // 2 + 1 :]}
+        is_right = [tag == guess for tag, guess in zip(tags, predicted, strict=True)]
+        num_right.append((sum(is_right), len(tags)))
+        all_tags |= set(tags)
 
     def scores(order: np.ndarray) -> dict[str, RowScore]:
-        found: dict[str, RowScore] = {}
+        entity_f1: dict[str, RowScore] = {}
         if not has_classes(all_tags):
-            found = entity_scores(np.array(counts)[order])
-        share = SumScore(np.array(equal, float)[order], lambda sums: sums[:, 0] / sums[:, 1])
-        return found | {"accuracy": share}
+            entity_f1 = entity_scores(np.array(counts)[order])
+        right_n2 = np.array(num_right, float)[order]
+        return entity_f1 | {"accuracy": SumScore(right_n2, lambda sums: sums[:, 0] / sums[:, 1])}
 
     return sorted_rows(keys, scores)
 
@@ -185,9 +189,10 @@ def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
     if not labels:
         return sorted_rows(keys, partial(number_scores, columns, names))
     order = sort_order(keys)
+    keys = [keys[row] for row in order]
+    truths = [columns["label"][row] for row in order]
+    predictions = [columns["prediction"][row] for row in order]
     probabilities_nC = np.array([columns[PROBABILITY + name] for name in labels], float).T[order]
-    truths, predictions = ([columns[name][at] for at in order] for name in ("label", "prediction"))
-    keys = [keys[place] for place in order]
     if "exact_match" in names:
         separator = label_separator(paths[0].parent)
         scores, truths_nC = several_label_scores(truths, predictions, labels, names, separator)
@@ -195,10 +200,10 @@ def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
         present = probabilities_nC.ravel()
         pairs = np.stack([1 - present, present], axis=1)
         return ScoredRows(keys, scores, pairs, truths_nC.ravel().astype(np.int64))
-    truths_n, found_n = (np.array(list(map(labels.index, own))) for own in (truths, predictions))
-    return ScoredRows(
-        keys, class_scores(truths_n, found_n, len(labels), names), probabilities_nC, truths_n
-    )
+    truths_n = np.array([labels.index(label) for label in truths])
+    predictions_n = np.array([labels.index(label) for label in predictions])
+    scores = class_scores(truths_n, predictions_n, len(labels), names)
+    return ScoredRows(keys, scores, probabilities_nC, truths_n)
 
 
 def read_columns(paths: Sequence[Path]) -> Cells:
@@ -286,20 +291,39 @@ def several_label_scores(
     names: Sequence[str],
     separator: str,
 ) -> tuple[dict[str, RowScore], np.ndarray]:
-    """The scores, and the true labels [n, C]."""
-    equal = [a == b for a, b in zip(truths, predictions, strict=True)]
-    scores: dict[str, RowScore] = {"exact_match": MeanScore(np.array(equal, float))}
-    separator = " " if separator in "\t\r\n" else separator  # as TSV has them
-    sides = [
-        [set(filter(None, cell.split(separator))) for cell in own] for own in (truths, predictions)
-    ]
-    expected_nC, predicted_nC = (
-        np.array([[label in cell for label in labels] for cell in own]) for own in sides
-    )
-    parts = expected_nC & predicted_nC, predicted_nC, expected_nC
-    rows = np.concatenate(parts, axis=1).astype(float)
-    scores["f1_micro"] = SumScore(
-        rows, lambda sums: f1(*(part.sum(axis=1) for part in np.split(sums, 3, axis=1)))
-    )
-    scores["f1_macro"] = SumScore(rows, lambda sums: class_f1(sums).mean(axis=1))
+    """The scores called `names`, and the true labels [n, C].
+
+    truths, predictions: the cells of a file, with several labels each.
+    labels: all labels.
+    separator: what divides the labels of a cell.
+    """
+    if separator in "\t\r\n":
+        separator = " "  # as TSV has them
+    expected_nC = label_matrix(truths, labels, separator)
+    predicted_nC = label_matrix(predictions, labels, separator)
+    correct_nC = expected_nC & predicted_nC
+    rows = np.concatenate([correct_nC, predicted_nC, expected_nC], axis=1).astype(float)
+
+    def micro_f1(sums: np.ndarray) -> np.ndarray:
+        correct, predicted, expected = np.split(sums, 3, axis=1)
+        return f1(correct.sum(axis=1), predicted.sum(axis=1), expected.sum(axis=1))
+
+    def macro_f1(sums: np.ndarray) -> np.ndarray:
+        return class_f1(sums).mean(axis=1)
+
+    is_equal = [truth == guess for truth, guess in zip(truths, predictions, strict=True)]
+    scores: dict[str, RowScore] = {
+        "exact_match": MeanScore(np.array(is_equal, float)),
+        "f1_micro": SumScore(rows, micro_f1),
+        "f1_macro": SumScore(rows, macro_f1),
+    }
     return {name: scores[name] for name in names if name in scores}, expected_nC
+
+
+def label_matrix(cells: Sequence[str], labels: Sequence[str], separator: str) -> np.ndarray:
+    """Whether each of `cells` has each of `labels`, [n, C] booleans."""
+    rows = []
+    for cell in cells:
+        labels_of_cell = cell.split(separator)
+        rows.append([label != "" and label in labels_of_cell for label in labels])
+    return np.array(rows)

@@ -81,6 +81,9 @@ def spans_of(row: Row) -> Any:
 
 
 def plain_span(span: Any, text: Any) -> Any:
+    """A span of doccano, `[start, end, label]` or with `start_offset` and `end_offset`, or of Label
+    Studio, with `labels`, as `{start, end, label}`; anything else as it is. text: of the row.
+    """
     if isinstance(span, list) and len(span) == 3:
         return dict(zip(("start", "end", "label"), span, strict=True))
     if isinstance(span, dict) and "start_offset" in span:

@@ -104,13 +104,15 @@ def other_separator(labels: Collection[str]) -> str | None:
     appear in other labels, too. For a space, there must be fewer parts than labels.
     """
     for separator in SEPARATORS:
-        parts = {
-            label: {part.strip() for part in label.split(separator) if part.strip()}
-            for label in labels
-        }
-        joined = [label for label in labels if len(parts[label]) > 1]
-        counts = Counter(part for each in parts.values() for part in each)
-        if not any(counts[part] > 1 for label in joined for part in parts[label]):
+        parts_of_labels = []  # such as {"red", "blue"} of the label "red, blue"
+        counts: Counter[str] = Counter()
+        for label in labels:
+            parts = {part.strip() for part in label.split(separator) if part.strip()}
+            parts_of_labels.append(parts)
+            counts.update(parts)
+        joined = [parts for parts in parts_of_labels if len(parts) > 1]
+        recurs = any(counts[part] > 1 for parts in joined for part in parts)
+        if not recurs:
             continue
         if separator != " " or (len(counts) < len(labels) and len(joined) > 2):
             return separator

@@ -261,13 +261,18 @@ class MaskPredictor(Predictor):
 
     @torch.inference_mode()
     def words(self, texts: list[list[str]], dataset: SequenceDataset) -> list[Prediction]:
+        """Each text with the best word in each of its masks. texts: as the parts between masks."""
         by_length = np.argsort(-dataset.lengths, kind="stable")
-        words_of: dict[int, list[list[tuple[float, str]]]] = {}
+        words_of_text: dict[int, list[list[tuple[float, str]]]] = {}
         self.model.eval()
         for batch in np.split(by_length, range(self.batch_size, len(texts), self.batch_size)):
-            results = iter(self.best_words(dataset, batch))
-            words_of |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
-        return [self.prediction(parts, words_of[row]) for row, parts in enumerate(texts)]
+            words_of_masks = self.best_words(dataset, batch)
+            start = 0
+            for text in batch.tolist():
+                stop = start + len(texts[text]) - 1  # a mask between two parts
+                words_of_text[text] = words_of_masks[start:stop]
+                start = stop
+        return [self.prediction(parts, words_of_text[text]) for text, parts in enumerate(texts)]
 
     def best_words(
         self, dataset: SequenceDataset, batch: np.ndarray
@@ -333,9 +338,10 @@ class EmbeddingPredictor(ClassPredictor):
         settings = EmbeddingSettings.read(self.folder)
         name = self.prompt_name
         if name is not None and not settings.prompts.get(name):
-            names = ", ".join(filter(settings.prompts.get, settings.prompts)) or "no prompts"
+            names = [known for known, text in settings.prompts.items() if text]
             raise UserError(
-                f"--prompt-name {name}: {self.folder} has {names}: give another, or leave it out"
+                f"--prompt-name {name}: {self.folder} has {', '.join(names) or 'no prompts'}: give "
+                f"another, or leave it out"
             )
         prompted = [
             {field: settings.prompted(name, text) for field, text in row.items()} for row in rows

@@ -41,18 +41,21 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
     """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column
     of that name.
     """
-    taken = set().union(*rows)
-    names: dict[str, str] = {}
-    for name in dict.fromkeys(name for row in predicted for name in row):
-        new = name
-        while new in taken:
-            new = f"predicted {new}"
-        names[name] = new
-        taken.add(new)
-    return [
-        row | {names[name]: value for name, value in added.items()}
-        for row, added in zip(rows, predicted, strict=True)
-    ]
+    taken: set[str] = set().union(*rows)
+    new_names: dict[str, str] = {}
+    for row in predicted:
+        for name in row:
+            if name in new_names:
+                continue
+            new_name = name
+            while new_name in taken:
+                new_name = f"predicted {new_name}"
+            new_names[name] = new_name
+            taken.add(new_name)
+    table = []
+    for row, added in zip(rows, predicted, strict=True):
+        table.append(row | {new_names[name]: value for name, value in added.items()})
+    return table
 
 
 def format_like(source: TextFile, decimal: str = ".") -> TableFormat:

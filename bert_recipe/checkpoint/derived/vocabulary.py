@@ -64,15 +64,17 @@ def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
 
 
 def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float) -> Tensor:
-    """The mean of the rows of `rows` in each of `sources`; random values for none."""
+    """A new row for each of `sources`: the mean of the rows of `rows` with these numbers, or random
+    values of the standard deviation `std` if there are none.
+    """
     generator = torch.Generator().manual_seed(0)
-    found = torch.empty(len(sources), *rows.shape[1:]).normal_(std=std, generator=generator)
-    known = torch.tensor([len(ids) > 0 for ids in sources])
-    flat = torch.tensor([token_id for ids in sources for token_id in ids])
-    starts = torch.tensor([0, *map(len, sources)]).cumsum(0)[:-1]
-    means = F.embedding_bag(flat, rows.float().reshape(len(rows), -1), starts, mode="mean")
-    found[known] = means.reshape(found.shape)[known]
-    return found.to(rows.dtype)
+    new_rows = torch.empty(len(sources), *rows.shape[1:]).normal_(std=std, generator=generator)
+    has_source = torch.tensor([len(ids) > 0 for ids in sources])
+    all_ids = torch.tensor([token_id for ids in sources for token_id in ids])
+    starts = torch.tensor([0, *map(len, sources)]).cumsum(0)[:-1]  # of each one's ids in `all_ids`
+    means = F.embedding_bag(all_ids, rows.float().reshape(len(rows), -1), starts, mode="mean")
+    new_rows[has_source] = means.reshape(new_rows.shape)[has_source]
+    return new_rows.to(rows.dtype)
 
 
 def write_with_vocabulary(

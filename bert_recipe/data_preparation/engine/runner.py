@@ -164,12 +164,14 @@ def partial_folders(folder: Path) -> list[Path]:
 
 
 def begun_work(folder: Path) -> str:
-    if received := sum(part.stat().st_size for part in folder.glob("*.part")):
+    """What an interrupted run has made of `folder`, for the line of its stage; "" for nothing."""
+    received = sum(part.stat().st_size for part in folder.glob("*.part"))
+    if received:
         return f" ({received / 1e6:,.1f} MB of an unfinished file are here)"
-    done = sum(
-        1 for partial in partial_folders(folder) for _ in (partial / RECORDS).rglob("*.json")
-    )
-    return f" ({done} units of work are done)" if done else ""
+    records: list[Path] = []
+    for partial_folder in partial_folders(folder):
+        records += (partial_folder / RECORDS).rglob("*.json")
+    return f" ({len(records)} units of work are done)" if records else ""
 
 
 def is_up_to_date(stage: Stage, to_do: Sequence[Stage]) -> bool:

@@ -292,11 +292,18 @@ VARIANT_NAME = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:")
 
 
 def first_variant(markup: re.Match[str]) -> str:
+    """The text of MediaWiki's language variants: "colour" of `-{en-gb:colour; en-us:color}-`. Empty
+    if flags before a bar, as in `-{T|...}-`, say that no text is shown.
+    """
     flags, bar, text = markup[1].rpartition("|")
-    if bar and not {flag.strip() for flag in flags.split(";")} <= {"", "A", "R", "N", "S"}:
+    shown_flags = {"", "A", "R", "N", "S"}
+    if bar and not {flag.strip() for flag in flags.split(";")} <= shown_flags:
         return ""
     name = VARIANT_NAME.match(text)
-    return text[name.end() :].partition(";")[0].strip() if name else text
+    if name is None:
+        return text
+    first, _, _others = text[name.end() :].partition(";")
+    return first.strip()
 
 
 LineKind = Enum("LineKind", "TEXT INDENTED TERM HEADING OTHER")

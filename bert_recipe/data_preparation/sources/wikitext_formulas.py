@@ -68,12 +68,23 @@ def one_term(formula: str) -> str:
 
 
 def command_text(command: re.Match[str]) -> str:
-    """The sign or word for a command, with spaces around words; unknown: a backslash."""
+    """The sign for a command, such as "≤" for \\leq, or its word, such as "sin", with spaces where
+    it would touch others; a backslash for an unknown command.
+    """
     name = command[1].removeprefix("var")
+    spaces = command[2]
     if name in SIGNS:
-        return SIGNS[name] + command[2]
+        return SIGNS[name] + spaces
     if name.lower() not in WORDS:
         return "\\"
-    before, after = command.string[: command.start()][-1:], command.string[command.end() :][:1]
-    space_after = command[2] or " " * (after.isalnum() or after == "\\")
-    return " " * (before.isalnum() or before == "}") + name + space_after
+    formula = command.string
+    before = formula[max(command.start() - 1, 0) : command.start()]
+    after = formula[command.end() : command.end() + 1]
+    word = name
+    if before.isalnum() or before == "}":
+        word = f" {word}"
+    if spaces:
+        return word + spaces
+    if after.isalnum() or after == "\\":
+        word = f"{word} "
+    return word

@@ -217,7 +217,8 @@ def renamed(row: Row, chosen: SentenceColumns) -> Row:
 def words_of(row: Row) -> Any:
     """The words of a row; None if it has a text with spans, as Prodigy's that also have tokens."""
     words = next((row[name] for name in WORD_COLUMNS if name in row), None)
-    return None if "spans" in row and has_objects(words) else words
+    is_prodigys = "spans" in row and has_objects(words)
+    return None if is_prodigys else words
 
 
 def has_objects(values: Any) -> bool:

@@ -117,12 +117,14 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return find_form(parts, self.reading, self.columns)
 
     def read(self, path: Path, tagged: bool, form: SentenceForm) -> list[Sentence]:
+        """The sentences of a file or of the files that `table_parts` finds. tagged: with their
+        tags.
+        """
         columns = self.columns if tagged else self.columns._replace(tags=None)
-        return [
-            sentence
-            for part in table_parts(path)
-            for sentence in read_sentences(part, tagged, self.reading, columns, form)
-        ]
+        sentences = []
+        for part in table_parts(path):
+            sentences += read_sentences(part, tagged, self.reading, columns, form)
+        return sentences
 
     def training_set(
         self, tokenizer: "Tokenizer"
@@ -224,9 +226,15 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     def unit_tags(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[str]]:
         """The predicted tags of the units of each sentence."""
-        best = logits_TC[dataset.first_tokens].argmax(axis=1).tolist()
-        tags = iter([self.labels[index] for index in best])
-        return [[next(tags) for _ in bounds] for bounds in dataset.bounds]
+        label_ids_U = logits_TC[dataset.first_tokens].argmax(axis=1).tolist()
+        tags = [self.labels[label_id] for label_id in label_ids_U]  # of all sentences
+        tags_of_sentences = []
+        start = 0
+        for bounds in dataset.bounds:
+            stop = start + len(bounds)
+            tags_of_sentences.append(tags[start:stop])
+            start = stop
+        return tags_of_sentences
 
     def entities(self, dataset: TaggedDataset, tags: list[list[str]]) -> list[set[Entity]]:
         """The entities that the tags of units mark, in words or in characters; or each unit with
@@ -312,12 +320,19 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
 
 def learnt_tags(sentences: Sequence[Sentence], label_all_tokens: bool) -> set[str]:
-    """The tags of words; with `label_all_tokens` also those of the further tokens of entities."""
-    tags = {tag for sentence in sentences for tag in sentence.tags}
+    """The tags of words, such as {"O", "B-PER"}; with `label_all_tokens` also those of the further
+    tokens of entities, such as "I-PER".
+    """
+    tags: set[str] = set()
+    for sentence in sentences:
+        tags |= set(sentence.tags)
     if has_classes(tags) or not label_all_tokens:
         return tags
-    types = {kind for sentence in sentences for kind, *_ in sentence.entities}
-    return tags | {"O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)}
+    tags.add("O")
+    for sentence in sentences:
+        for kind, _start, _stop in sentence.entities:
+            tags |= {f"B-{kind}", f"I-{kind}"}
+    return tags
 
 
 def warn_of_unreachable(path: Path, dataset: TaggedDataset) -> None:
