@@ -520,23 +520,3 @@ def test_a_malformed_page_is_named(tmp_path):
         "Better",
     ]
     assert bad == [f"{path}, page Broken"]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        *(
-            (content, "does not start like a Wikipedia dump")
-            for content in (b"", b"no dump", b"<mediawiki>" * 5)
-        ),
-        *(
-            (content, "does not start like a")
-            for content in (bz2.compress(b"no dump"), b"BZh9" + bytes(100))
-        ),
-    ],
-)
-def test_a_file_that_is_no_dump_is_refused(tmp_path, content, reason):
-    path = tmp_path / "other.xml.bz2"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=rf"other\.xml\.bz2: {reason}"):
-        extract(path)

@@ -1,5 +1,6 @@
 """What data/prepare.py refuses, before anything is written."""
 
+import bz2
 import os
 
 import h5py
@@ -58,6 +59,20 @@ FILES = [
     (f"all corpus {ROOT / 'vocab' / 'README.md'}", "contains no .txt"),
     (f"format wikicorpus {ROOT / 'bert_configs' / 'x.xml'}", "does not exist"),
     (f"all corpus {SAMPLE} --output-dir {SAMPLE / 'out'}", "whose files would become text"),
+    *(
+        (
+            "format wikicorpus {folder}/other.xml.bz2",
+            "other.xml.bz2: does not start like a Wikipedia dump",
+            {"other.xml.bz2": content},
+        )
+        for content in (
+            b"no dump",
+            b"<mediawiki>" * 5,
+            bz2.compress(b"no dump"),
+            b"BZh9" + bytes(100),
+        )
+    ),
+    ("format wikicorpus {folder}/a.xml.bz2", "a.xml.bz2 is empty", {"a.xml.bz2": b""}),
     ("shard", "run the format stage first"),
     ("hdf5", "run the shard stage first"),
     ("vocabulary --extend /nowhere", "model folder /nowhere does not exist"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, sample_rows, write_shard, write_shards
+from encoder_cases import ROBERTA
 from refusal_tables import Refusal, refusals
 from safetensors.torch import load_file, save_file
 from small_runs import RECORD_FILE, files_of, steps_folder, train
@@ -43,7 +44,8 @@ def places(inputs, tmp_path_factory) -> dict[str, Path]:
 
 
 def config(**changes) -> dict:
-    return {**TINY, "vocab_size": 1210, **changes}
+    values = {**TINY, "vocab_size": 1210, **changes}
+    return {key: value for key, value in values.items() if value is not ...}
 
 
 def shard(**attributes):
@@ -143,12 +145,45 @@ FILES = [
         {"shards/a.hdf5": shard(vocab_sha256="0" * 64)},
     ),
     ("--input-dir {folder}/shards", "a.hdf5", {"shards/a.hdf5": cut_off_shard}),
-    ("--vocab-file {folder}/v.txt", "v.txt", {"v.txt": bytes(range(256))}),
+    *(
+        ("--vocab-file {folder}/v.txt", f"v.txt...{says}", {"v.txt": content})
+        for says, content in (
+            ("has no [MASK]", "[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n"),
+            ("line 8...'a'...line 6", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n"),
+            ("line 3...empty line", "[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n"),
+            ("line 3...UTF-8", b"[PAD]\n[UNK]\n\xff\n"),
+            ("UTF-8", bytes(range(256))),
+        )
+    ),
     *(
         ("--config-file {folder}/c.json", says, {"c.json": content})
         for says, content in (
             ("32...16 positions", config(max_position_embeddings=16)),
-            ("hidden_sise", config(hidden_sise=32)),
+            ("unknown key 'hidden_sise': correct it, or add model_type", config(hidden_sise=3)),
+            ("missing key 'num_hidden_layers'", config(num_hidden_layers=...)),
+            ("hidden_act is 'relu'", config(hidden_act="relu")),
+            ("not a multiple", config(num_attention_heads=5)),
+            ("whole number", config(hidden_size="32")),
+            # Of Jina's models, and of MPNet's: there is nothing to correct.
+            (
+                "only 'absolute' is supported: use another model",
+                config(position_embedding_type="alibi"),
+            ),
+            ("'mpnet', and only bert, mod...such a model (docs/", config(model_type="mpnet")),
+            *(
+                (says, config(**ROBERTA, model_type="roberta") | {key: value})
+                for says, key, value in (
+                    (
+                        "position_embedding_type is 'relative_key'",
+                        "position_embedding_type",
+                        "relative_key",
+                    ),
+                    ("pad_token_id is -1", "pad_token_id", -1),
+                    ("pad_token_id is None", "pad_token_id", None),
+                    ("is_decoder is True", "is_decoder", True),
+                    ("hidden_size is None", "hidden_size", None),
+                )
+            ),
             ("1210...1000", config(vocab_size=1000)),
             ("1210...30522", config(vocab_size=30522)),
             (

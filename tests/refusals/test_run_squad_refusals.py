@@ -95,6 +95,11 @@ FILES = [
         "v1/custom/squad",
     ),
     (
+        f"--do-eval --predict-file {{folder}}/dev.json {FINE_TUNED}",
+        "4 of the 5 questions have no answers to compare with: b, c, d and 1 more",
+        {"dev.json": document(entry(id="a"), *(entry(id=name, answers=[]) for name in "bcde"))},
+    ),
+    (
         f"{TRAIN} --do-eval --predict-file {{folder}}/dev.json",
         "dev.json...not valid JSON",
         {"dev.json": json.dumps(document(entry()))[:-9]},

@@ -16,7 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
-from bert_recipe.tasks.squad.scores import check_scored
 from bert_recipe.tasks.squad.task import (
     SquadDataset,
     SquadTask,
@@ -448,15 +447,3 @@ def test_files_of_annotation_tools_are_read_and_all_wrong_offsets_named(tmp_path
     skipping = SquadOptions(skip_bad=True, **options)
     assert len(SquadDataset(squad, tokenizer, skipping, training=True)) == 3
     assert len((tmp_path / "skipped_a.json.log").read_text().splitlines()) == 2
-
-
-def test_all_questions_of_a_scored_file_that_lack_answers_are_counted(tmp_path):
-    answers = [{"text": "sea", "answer_start": 4}]
-    found = {"a": answers, "b": [], "c": [], "d": [], "e": []}
-    questions = [{"id": name, "question": "?", "answers": each} for name, each in found.items()]
-    paragraphs = [{"context": "The sea", "qas": questions}]
-    path = tmp_path / "dev.json"
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
-    says = "4 of the 5 questions have no answers to compare with: b, c, d and 1 more"
-    with pytest.raises(UserError, match=says):
-        check_scored(read_squad(path))

@@ -21,7 +21,6 @@ from tokenizer_kinds import TRICKY, sample_texts
 from bert_recipe.tokenization import tokenizer as tokenizer_module
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import BertTokenizer, BertWords
-from bert_recipe.utils.errors import UserError
 
 VOCAB_FILES = {True: BERT_VOCAB_FILE, False: ROOT / "vocab" / "bert-base-cased-vocab.txt"}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -279,25 +278,6 @@ def test_a_text_without_spaces_needs_little_memory():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * len(text)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, ["does not exist"]),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", ["has no [MASK]"]),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", ["line 8", "'a'", "line 6"]),
-        (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", ["line 3", "empty line"]),
-        (b"[PAD]\n[UNK]\n\xff\n", ["line 3", "UTF-8"]),
-    ],
-)
-def test_bad_vocabulary_is_an_error_with_its_line(tmp_path, content, words):
-    path = tmp_path / "vocab.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        BertTokenizer(path)
-    assert all(word in str(error.value) for word in [str(path), *words])
 
 
 @pytest.mark.parametrize(("words", "expected"), [(["the", "a"], True), (["The", "the"], False)])
