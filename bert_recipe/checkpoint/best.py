@@ -146,28 +146,35 @@ def read_evaluations(
     step: int = 0,
     evaluated_step: int | None = None,
 ) -> list[JsonObject]:
-    """The evaluations in a folder of steps. Raises UserError if the best model is missing, damaged
-    or that of another run, if they lack that of `evaluated_step`, or if they are of other
-    development data than that with the digest `data`.
+    """The evaluations in a folder of steps.
+
+    metric: the score that each must have.
+    data: digest of the development data that they must be of.
+    step: of the checkpoint that is resumed.
+    evaluated_step: the last evaluation that this checkpoint knows of, which must be there.
+
+    Raises UserError if that is not so, or if the best model is missing, damaged or that of another
+    run.
     """
     path = folder / EVALUATIONS_FILE
     entry = {"step": int, metric: float, "development_data": str | None}
-    found = read_json(path, "the evaluations", list_of(entry)) if path.exists() else []
+    evaluations = read_json(path, "the evaluations", list_of(entry)) if path.exists() else []
     best = folder / BEST_FOLDER
-    if found and not has_weights(best):
+    if evaluations and not has_weights(best):
         raise UserError(f"{best}, the best model, is gone: restore it, or add --overwrite")
-    if evaluated_step not in (None, *(entry["step"] for entry in found)):
+    steps = [evaluation["step"] for evaluation in evaluations]
+    if evaluated_step is not None and evaluated_step not in steps:
         raise UserError(
             f"{path} lacks the evaluation of step {evaluated_step}, which was made before step "
             f"{step} was saved: restore it and {best}, or add --overwrite"
         )
-    if any(entry["development_data"] not in (None, data) for entry in found):
+    if any(evaluation["development_data"] not in (None, data) for evaluation in evaluations):
         raise UserError(
             f"{path} has the scores of other development data: restore that, or add --overwrite"
         )
-    if found:
+    if evaluations:
         verify_best(folder)
-    return found
+    return evaluations
 
 
 def verify_best(folder: Path) -> None:

@@ -186,18 +186,19 @@ class StepLoader:
         """The first position and the size of each global batch, and the share of the updates that
         are done before.
         """
-        earlier = itertools.takewhile(
-            lambda batch: batch[0] < self.first_position, global_batches(self.config)
-        )
-        done = 0 if self.updates is None else sum(1 for _ in earlier)
-        for number, (first, size) in enumerate(
-            global_batches(self.config, self.first_position), done
-        ):
-            yield (
-                first,
-                size,
-                0.0 if self.updates is None else min(number / max(self.updates - 1, 1), 1.0),
-            )
+        batches = global_batches(self.config, self.first_position)
+        if self.updates is None:
+            for first, size in batches:
+                yield first, size, 0.0
+            return
+        number = 0  # of the update, from 0
+        for first, _size in global_batches(self.config):
+            if first >= self.first_position:
+                break
+            number += 1
+        for first, size in batches:
+            yield first, size, min(number / max(self.updates - 1, 1), 1.0)
+            number += 1
 
     def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)

@@ -193,25 +193,30 @@ class Masking:
         is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64.
         """
         length, max_masked = input_ids.shape[1], self.rule.max_masked
-        num_words = num_sort_words(length)
-        steps = np.arange(1, num_words + max_masked + 1, dtype=np.uint64) * WEYL
-        words = mix64(seeds[:, None] + steps)
+        is_causal = self.is_causal(progress)
+        # Random numbers of 64 bits for each sample: the first ones choose positions, the others
+        # say what is done at each.
+        num_sort = num_sort_words(length)
+        steps = np.arange(1, num_sort + max_masked + 1, dtype=np.uint64) * WEYL
+        random = mix64(seeds[:, None] + steps)
+        sort_words = np.ascontiguousarray(random[:, :num_sort])
+        action_words = random[:, num_sort:]
+
         is_text = text_tokens(input_ids, is_real, self.special_ids)
-        if self.is_causal(progress):
+        if is_causal:
             is_text[:, :2] = False  # position 0 would stand for padding
         lengths = np.count_nonzero(is_real, axis=1)
-        sort_words = np.ascontiguousarray(words[:, :num_words])
         rule = replace(self.rule, probability=self.rate(progress))
         positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_words)
-        if self.is_causal(progress):
+        if is_causal:
             is_target = np.arange(max_masked) < counts[:, None]
-            return positions - is_target, np.take_along_axis(
-                input_ids, positions.astype(np.int64), 1
-            ) * is_target
-        action = (words[:, num_words:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-        random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(
-            self.vocab_size
-        ) >> np.uint64(32)
-        return positions, mask_tokens(
+            targets = np.take_along_axis(input_ids, positions.astype(np.int64), 1)
+            return positions - is_target, targets * is_target
+        # The upper 24 bits as a number in [0, 1), and the lower 32 bits as one below `vocab_size`.
+        action = (action_words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        low_bits = action_words & np.uint64(0xFFFFFFFF)
+        random_ids = (low_bits * np.uint64(self.vocab_size)) >> np.uint64(32)
+        original_ids = mask_tokens(
             input_ids, positions, counts, self.mask_token_id, action, random_ids
         )
+        return positions, original_ids

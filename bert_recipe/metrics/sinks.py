@@ -284,7 +284,8 @@ class WandbSink(Sink):
         if self.step == 0 or self.file is None or not self.file.is_file():
             return {}
         earlier = read_json(self.file, "the run of wandb", {"project": str, "id": str})
-        if earlier["project"] != self.project or {*WANDB_CHOICES} & {*os.environ}:
+        user_decides = any(variable in os.environ for variable in WANDB_CHOICES)
+        if user_decides or earlier["project"] != self.project:
             return {}
         return {"id": earlier["id"], "resume": "allow"}
 

@@ -237,8 +237,12 @@ def spread(count: int, limit: int = MAX_MARKS) -> list[int]:
 
 def path(x: Sequence[float], y: Sequence[float]) -> str:
     """An SVG path through the points, with gaps where y is NaN."""
-    words, pen = [], "M"
+    commands = []
+    command = "M"  # move to the first point, and to the first one after a gap
     for a, b in zip(x, y, strict=True):
-        words += [f"{pen}{a:.4g} {b:.4g}"] if math.isfinite(b) else []
-        pen = "L" if math.isfinite(b) else "M"
-    return "".join(words)
+        if math.isfinite(b):
+            commands.append(f"{command}{a:.4g} {b:.4g}")
+            command = "L"  # a line to the next one
+        else:
+            command = "M"
+    return "".join(commands)

@@ -322,6 +322,7 @@ def is_score(name: str) -> bool:
 
 
 def add_points(phase: RunPhase, session: Session, before: float) -> None:
+    """Adds the updates and evaluations of a session. before: seconds in earlier sessions."""
     scale = math.nan
     for step, time, metrics in session.steps:
         point = Point(step, before + time - session.started, metrics)
@@ -332,10 +333,10 @@ def add_points(phase: RunPhase, session: Session, before: float) -> None:
         # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
         previous = scale
         scale = metrics.get("loss_scale", math.nan)
-        halvings = round(math.log2(previous) - math.log2(scale)) if 0 < scale < previous else 0
-        point.skipped = max(
-            halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm"))
-        )
+        if 0 < scale < previous:
+            point.skipped = round(math.log2(previous) - math.log2(scale))
+        if any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm")):
+            point.skipped = max(point.skipped, 1)
         phase.points.append(point)
 
 

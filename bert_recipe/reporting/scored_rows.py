@@ -237,12 +237,17 @@ def one_hot(values_n: np.ndarray, num_classes: int) -> np.ndarray:
 def class_scores(
     truths_n: np.ndarray, found_n: np.ndarray, num_classes: int, names: Sequence[str]
 ) -> dict[str, RowScore]:
-    expected_nC, predicted_nC = (one_hot(ids, num_classes) for ids in (truths_n, found_n))
-    parts = expected_nC & predicted_nC, predicted_nC, expected_nC
-    rows = np.concatenate(parts, axis=1).astype(float)
-    functions = {"f1": positive_f1, "f1_macro": present_f1, "matthews_correlation": matthews}
-    scores: dict[str, RowScore] = {"accuracy": MeanScore((truths_n == found_n).astype(float))}
-    scores |= {name: SumScore(rows, function) for name, function in functions.items()}
+    """The scores called `names`. truths_n, found_n: true and predicted classes."""
+    expected_nC = one_hot(truths_n, num_classes)
+    predicted_nC = one_hot(found_n, num_classes)
+    correct_nC = expected_nC & predicted_nC
+    rows = np.concatenate([correct_nC, predicted_nC, expected_nC], axis=1).astype(float)
+    scores: dict[str, RowScore] = {
+        "accuracy": MeanScore((truths_n == found_n).astype(float)),
+        "f1": SumScore(rows, positive_f1),
+        "f1_macro": SumScore(rows, present_f1),
+        "matthews_correlation": SumScore(rows, matthews),
+    }
     return {name: scores[name] for name in names if name in scores}
 
 

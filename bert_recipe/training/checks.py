@@ -231,9 +231,11 @@ def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
         word_starts = tokenizer.word_starts()
     except UserError:
         return None
-    is_text = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    word_T = np.cumsum(word_starts.find(token_ids[None], is_text[None])[0])
-    return float((np.bincount(word_T[is_text])[1:] >= SPLIT_PIECES).mean())
+    is_text_T = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    (begins_word_T,) = word_starts.find(token_ids[None], is_text_T[None])
+    word_T = np.cumsum(begins_word_T)  # the number of each token's word, from 1
+    num_tokens = np.bincount(word_T[is_text_T])[1:]  # of each word
+    return float((num_tokens >= SPLIT_PIECES).mean())
 
 
 def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:

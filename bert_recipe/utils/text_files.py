@@ -131,11 +131,9 @@ class TextFile:
         """The line or row `number`, by default the current one, for messages."""
         number = self.number if number is None else number
         is_row = self.format == ".parquet"
-        return (
-            f"{self.path}, row {number}"
-            if is_row
-            else f"{self.path}:{self.lines_before() + number}"
-        )
+        if is_row:
+            return f"{self.path}, row {number}"
+        return f"{self.path}:{self.lines_before() + number}"
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -154,11 +152,10 @@ class TextFile:
                     line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
                     if why is None:
                         yield line
-                    else:
-                        has_flag = self.has_flags and "iconv" in why
-                        self.on_bad(
-                            self.where(), why + (", or give --encoding" if has_flag else "")
-                        )
+                        continue
+                    if self.has_flags and "iconv" in why:
+                        why += ", or give --encoding"
+                    self.on_bad(self.where(), why)
         except UnicodeError as error:
             self.on_bad(
                 f"{self.path}, after line {self.number}",

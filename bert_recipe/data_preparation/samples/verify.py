@@ -179,44 +179,35 @@ def find_vocabulary(folder: Path) -> Path | None:
 def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> list[str]:
     """The numbers. "expected" refers to BERT's recipe; other recipes have other numbers."""
     f = statistics
-    shares = [
-        count / max(1, f.masked)
-        for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)
-    ]
-    nsp = (
-        "no labels"
-        if f.labels[0] == f.samples
-        else f"{f.random_next_share:.1%} random (expected 50%)"
-    )
-    vocabulary = (
-        f"of {tokenizer.vocab_size} in {tokenizer.vocab_file.name}"
-        if tokenizer
-        else "(unknown vocabulary)"
-    )
     lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
-    masked = [
-        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
-        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random "
-        "(expected 80, 10, 10)",
-    ]
-    return [
+    deciles = ", ".join(map(str, lengths))
+    lines = [
         f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
         f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, "
-        "9: " + ", ".join(map(str, lengths)),
-        *(
-            masked
-            if f.masked
-            else [f"masked            none of {f.tokens:,} tokens: training draws the masks"]
-        ),
-        f"next sentence     {nsp}",
-        *(
-            [f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]"]
-            if tokenizer
-            else []
-        ),
-        f"ids               up to {f.highest_id} {vocabulary}",
-        f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
+        f"9: {deciles}",
     ]
+    if f.masked:
+        kinds = (
+            f"{f.masked_as_mask / f.masked:.1%} [MASK], {f.masked_as_itself / f.masked:.1%} kept, "
+            f"{f.masked_as_other / f.masked:.1%} random"
+        )
+        lines += [
+            f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
+            f"masked tokens     {kinds} (expected 80, 10, 10)",
+        ]
+    else:
+        lines.append(f"masked            none of {f.tokens:,} tokens: training draws the masks")
+    if f.labels[0] == f.samples:
+        lines.append("next sentence     no labels")
+    else:
+        lines.append(f"next sentence     {f.random_next_share:.1%} random (expected 50%)")
+    vocabulary = "(unknown vocabulary)"
+    if tokenizer:
+        lines.append(f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]")
+        vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file.name}"
+    lines.append(f"ids               up to {f.highest_id} {vocabulary}")
+    lines.append(f"checksums         valid; {f.checksummed} of {f.shards} shards have them")
+    return lines
 
 
 def sample_lines(folder: Path, tokenizer: Tokenizer | None) -> list[str]:

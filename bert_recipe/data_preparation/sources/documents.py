@@ -61,19 +61,25 @@ def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
     """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document`
     characters long. A paragraph longer than `MAX_DOCUMENT` is divided after a line.
     """
-    paragraphs, paragraph, size, in_paragraph = [], [], 0, 0
+    paragraphs: list[str] = []  # of the document, without the one that is read
+    document_size = 0  # of `paragraphs`, in characters
+    paragraph: list[str] = []  # its lines
+    paragraph_size = 0
     for line in chain(lines, [""]):
-        if line.strip() and in_paragraph < MAX_DOCUMENT:
+        if line.strip() and paragraph_size < MAX_DOCUMENT:
             paragraph.append(line)
-            in_paragraph += len(line)
+            paragraph_size += len(line)
             continue
+        # The paragraph ends before this line, which may begin the next one.
         if paragraph:
             paragraphs.append("".join(paragraph).strip())
-            size += in_paragraph
-        paragraph, in_paragraph = ([line], len(line)) if line.strip() else ([], 0)
-        if size >= max_document:
+            document_size += paragraph_size
+        paragraph = [line] if line.strip() else []
+        paragraph_size = len(line) if line.strip() else 0
+        if document_size >= max_document:
             yield Document(lines.path, paragraphs)
-            paragraphs, size = [], 0
+            paragraphs = []
+            document_size = 0
     if paragraphs:
         yield Document(lines.path, paragraphs)
 
@@ -87,10 +93,16 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def divided(block: str) -> Iterator[str]:
+    """The parts of `block`, of up to MAX_DOCUMENT characters; see `split_paragraphs`."""
     start = 0
     while len(block) - start > MAX_DOCUMENT:
         stop = start + MAX_DOCUMENT
-        cut = block.rfind(". ", start, stop) + 1 or block.rfind(" ", start, stop) + 1 or stop
+        cut = stop
+        for end in (". ", " "):  # of a sentence, else of a word
+            position = block.rfind(end, start, stop)
+            if position >= 0:
+                cut = position + 1
+                break
         yield block[start:cut]
         start = cut
     yield block[start:]

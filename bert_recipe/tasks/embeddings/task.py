@@ -403,14 +403,18 @@ class TupleDataset:
         self.texts = TextDataset(tokenizer, max_seq_length, tuples.texts)
         self.rows = np.array(tuples.rows)
         self.scores = np.array(tuples.teacher_scores or tuples.scores or [0.0] * len(self))
+        # The label `scores` of each text of each sample.
         if loss == MARGIN_MSE:
-            self.targets_nk = np.pad(self.scores, ((0, 0), (1, 0)))
+            self.targets_nk = np.pad(self.scores, ((0, 0), (1, 0)))  # 0 for the anchor
         else:
             targets_n = self.scores
             if loss != "cosine":
-                targets_n = np.unique(self.scores, return_inverse=True)[1]
+                _, targets_n = np.unique(self.scores, return_inverse=True)  # ranks
             self.targets_nk = np.broadcast_to(targets_n[:, None], self.rows.shape)
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(tuples.originals))}
+        # The label `texts`: a number for each distinct text, in the order of their first use.
+        numbers: dict[str, int] = {}
+        for text in tuples.originals:
+            numbers.setdefault(text, len(numbers))
         self.originals = np.array([numbers[text] for text in tuples.originals])
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
         self.distinct_sequences = self.texts.distinct_sequences
