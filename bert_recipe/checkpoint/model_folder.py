@@ -75,13 +75,17 @@ class ModelFolder:
         """The model's name: the folder's own, but in `<output-dir>/<model>/<phase or
         task>[/seed-N or /fold-N]/<step>` and in Hugging Face's cache that of the model.
         """
-        run = self.path.resolve().parent
-        if (run / RECORD_FILE).is_file():
-            return (run.parent if run.name.startswith(("seed-", "fold-")) else run).parent.name
-        if run.name == "snapshots":  # models--<organization>--<name>/snapshots/<commit>
-            return run.parent.name.rpartition("--")[2]
-        # A symbolic link has its own name.
-        return self.path.resolve().name if self.path.name in ("", "..") else self.path.name
+        parent = self.path.resolve().parent
+        if (parent / RECORD_FILE).is_file():  # the folder is a step of a run
+            run = parent
+            if run.name.startswith(("seed-", "fold-")):
+                run = run.parent
+            return run.parent.name
+        if parent.name == "snapshots":  # models--<organization>--<name>/snapshots/<commit>
+            return parent.parent.name.rpartition("--")[2]
+        if self.path.name in ("", ".."):
+            return self.path.resolve().name
+        return self.path.name  # of a symbolic link its own
 
     @property
     def has_config(self) -> bool:

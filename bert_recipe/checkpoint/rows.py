@@ -128,6 +128,7 @@ class LazyTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "LazyTensor":
+        """A tensor in memory, for functions that take one to read."""
         return cls(
             tuple(tensor.shape),
             tensor.dtype,

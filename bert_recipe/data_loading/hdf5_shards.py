@@ -122,8 +122,10 @@ class Shard:
             raise UserError(f"shard {path} cannot be read as HDF5 ({error}): {advice}") from error
 
     def _check(self) -> None:
-        n, length = (*self.layouts["input_ids"].shape, 0, 0)[:2]
-        max_masked = (*self.layouts["masked_lm_positions"].shape, 0, 0)[1]
+        """Raises UserError unless the data sets fit to each other and to the file's size."""
+        # With zeros for dimensions that are missing, so that the shapes below differ.
+        num_rows, length, *_ = (*self.layouts["input_ids"].shape, 0, 0)
+        _, max_masked, *_ = (*self.layouts["masked_lm_positions"].shape, 0, 0)
         version = self.attributes.get("schema_version", 1)
         if version not in range(1, SCHEMA_VERSION + 1):
             raise UserError(
@@ -131,7 +133,7 @@ class Shard:
                 f"{SCHEMA_VERSION}: use the program that made it, or make it again"
             )
         size = self.path.stat().st_size
-        shapes = [(n, length)] * 3 + [(n, max_masked)] * 2 + [(n,)]
+        shapes = [(num_rows, length)] * 3 + [(num_rows, max_masked)] * 2 + [(num_rows,)]
         for key, shape in zip(KEYS, shapes, strict=True):
             layout = self.layouts[key]
             if layout.shape != shape:
@@ -141,10 +143,10 @@ class Shard:
                 )
             if layout.dtype.kind not in "iu":
                 raise UserError(f"shard {self.path}: {key} holds {layout.dtype}, not whole numbers")
-            if (
-                layout.offset is not None
-                and layout.offset + layout.dtype.itemsize * math.prod(shape) > size
-            ):
+            if layout.offset is None:  # compressed or chunked
+                continue
+            end = layout.offset + layout.dtype.itemsize * math.prod(shape)
+            if end > size:
                 raise UserError(
                     f"shard {self.path} is cut off inside {key}: make or fetch it again"
                 )

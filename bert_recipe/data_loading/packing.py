@@ -90,10 +90,14 @@ class MicroBatchLimits:
         """
         padded = list(sizes)
         if self.num_sizes is not None:
-            for place, limit in enumerate((self.tokens, self.sequences, self.labelled_tokens)):
-                step = 2 ** sizes[place].bit_length() // (2 * self.num_sizes)
+            limits = (self.tokens, self.sequences, self.labelled_tokens)
+            padded = []
+            for size, limit in zip(sizes, limits, strict=True):
+                # Up to a multiple of a step, so that there are `num_sizes` sizes per power of two.
+                step = 2 ** size.bit_length() // (2 * self.num_sizes)
                 step = max(step, MIN_SIZE_STEP)
-                padded[place] = min(-(-max(sizes[place], 1) // step) * step, limit)
+                num_steps = -(-max(size, 1) // step)
+                padded.append(min(num_steps * step, limit))
         if self.is_compiled:
             padded = [max(size, MIN_DYNAMIC_SIZE) for size in padded]
         return padded

@@ -3,7 +3,6 @@ options that tasks have in common. Does not import torch, so that parsing is fas
 """
 
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,27 +77,28 @@ class SplitOptions:
 
 
 def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
-    """There is a file for each thing to do, and no other; parts of the training file are scored.
-    No column has two meanings, such as a text that is its own label: scores would be perfect.
+    """Exits with an error unless there is a file for each thing to do, and no other; a part of the
+    training file may be scored. Nor may a column have two meanings, such as a text that is its own
+    label: scores would be perfect.
     """
+    advice = "give both or neither"
+    complaints = []
+    if args.do_train != (args.train_file is not None):
+        complaints.append(f"--do-train and --train-file go together: {advice}")
     can_split = "eval_fraction" in args
     is_split = can_split and bool(args.eval_fraction or args.num_folds)
-    is_predicted, predict_file = args.get("do_predict", False), args.get("predict_file")
-    files = {
-        "--do-train": ("--train-file", args.do_train, args.train_file is not None),
-        "--do-eval": ("--eval-file", args.do_eval, args.eval_file is not None or is_split),
-        "--do-predict": ("--predict-file", is_predicted, predict_file is not None),
-    }
-    complaints = []
-    for do_flag, (file_flag, is_done, is_given) in files.items():
-        if is_done != is_given:
-            advice = "give both or neither"
-            if do_flag == "--do-eval" and args.do_train and can_split:
-                advice += ", or --eval-fraction 0.1 to hold out a part of the training file"
-            complaints.append(f"{do_flag} and {file_flag} go together: {advice}")
-    names = ("text_column", "pair_column", "label_column", "negative_columns")
-    given = [args.get(name) or [] for name in names]
-    columns = [*chain.from_iterable([each] if isinstance(each, str) else each for each in given)]
+    has_eval_rows = args.eval_file is not None or is_split
+    if args.do_eval != has_eval_rows:
+        split_advice = ""
+        if args.do_train and can_split:
+            split_advice = ", or --eval-fraction 0.1 to hold out a part of the training file"
+        complaints.append(f"--do-eval and --eval-file go together: {advice}{split_advice}")
+    if args.get("do_predict", False) != (args.get("predict_file") is not None):
+        complaints.append(f"--do-predict and --predict-file go together: {advice}")
+    columns: list[str] = []
+    for name in ("text_column", "pair_column", "label_column", "negative_columns"):
+        value = args.get(name) or []
+        columns += [value] if isinstance(value, str) else value
     repeated = [column for column in columns if columns.count(column) > 1]
     if repeated:
         complaints.append(f"column {repeated[0]!r} is given twice: give each column once")

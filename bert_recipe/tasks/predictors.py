@@ -241,23 +241,28 @@ class MaskPredictor(Predictor):
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         tokenizer = self.tokenizer
         mask = re.compile("|".join(map(re.escape, {MASK, tokenizer.special_tokens["mask_token"]})))
-        texts = [mask.split(row["text"]) for row in rows]
-        # A token may include the space before it, so the space before a mask belongs to the mask.
-        part_ids = iter(
-            encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0]
-        )
-        filled = []
+        texts = [mask.split(row["text"]) for row in rows]  # as the parts between masks
+        all_parts: list[str] = []
+        for parts in texts:
+            # A token may include the space before it, so the space before a mask belongs to it.
+            all_parts += [part.rstrip() for part in parts]
+        ids_of_all_parts, _ = encode(tokenizer, all_parts, "texts")
+        sequences = []
+        start = 0
         for place, parts in zip(places, texts, strict=True):
             if len(parts) == 1:
                 raise UserError(
                     f"{place}: the text has no {MASK}: write it where a word is missing"
                 )
-            ids = [*next(part_ids)]
-            for _ in parts[1:]:
-                ids += [tokenizer.mask_token_id, *next(part_ids)]
-            filled.append([np.array(ids)])
+            stop = start + len(parts)
+            first, *others = ids_of_all_parts[start:stop]
+            start = stop
+            ids = [*first]
+            for part_ids in others:
+                ids += [tokenizer.mask_token_id, *part_ids]
+            sequences.append([np.array(ids)])
             self.check_length(place, "text", len(ids) + 2, self.options.max_seq_length)
-        return partial(self.words, texts, SequenceDataset(tokenizer, filled, {}))
+        return partial(self.words, texts, SequenceDataset(tokenizer, sequences, {}))
 
     @torch.inference_mode()
     def words(self, texts: list[list[str]], dataset: SequenceDataset) -> list[Prediction]:

@@ -366,13 +366,15 @@ def numbered_tokens(tokens: Any, path: Path) -> AddedTokens:
 
 def special_tokens(config: Mapping[str, Any], folder: Path) -> Iterable[tuple[str, JsonObject]]:
     """The special tokens that `config` names, and then those that it adds."""
-    extra: object = next(filter(None, (config.get(key) for key in EXTRA_TOKENS)), [])
+    extra: object = []
+    for key in EXTRA_TOKENS:  # of several versions: the first that has a value counts
+        extra = extra or config.get(key) or []
     if not isinstance(extra, dict | list):
         raise UserError(
             f"{folder / TOKENIZER_CONFIG}: the special tokens must be a list: correct the file"
         )
-    extra = extra.values() if isinstance(extra, dict) else extra
-    for value in (*named_tokens(config), *extra):
+    extra_tokens = extra.values() if isinstance(extra, dict) else extra
+    for value in (*named_tokens(config), *extra_tokens):
         token, properties = parse_token(value, folder / TOKENIZER_CONFIG)
         yield token, properties | {"special": True}
 

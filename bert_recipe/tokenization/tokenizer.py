@@ -13,6 +13,7 @@ applied.
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -232,16 +233,17 @@ class BertTokenizer:
         Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError.
         """
         decoded = text.decode("utf-8")
+        # Words, or lines if an added token may contain spaces, and "\n" between lines.
         if self._adds_words:
-            parts = [part for line in decoded.split("\n") for part in ("\n", line)][1:]
+            parts = re.split("(\n)", decoded)
         else:
             parts = decoded.replace("\n", " \n ").split(" ")
         ids = np.fromiter(chain.from_iterable(map(self._cache.__getitem__, parts)), np.int32)
-        line_ends = np.flatnonzero(ids < 0)
-        offsets = np.concatenate(
-            [[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]]
-        )
-        return ids[ids >= 0], offsets
+        is_newline = ids < 0  # see `_encode_part`
+        newlines = np.flatnonzero(is_newline)
+        line_ends = newlines - np.arange(len(newlines))  # without the newlines before
+        num_ids = len(ids) - len(newlines)
+        return ids[~is_newline], np.concatenate([[0], line_ends, [num_ids]])
 
     def _encode_part(self, part: str) -> tuple[int, ...]:
         """Ids of what stands between two spaces, or of a line; -1 for a newline."""

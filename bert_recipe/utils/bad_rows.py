@@ -87,6 +87,7 @@ class BadRows:
         return f"; or leave {what} out with {self.skip_flag}" if self.skip_flag else ""
 
     def place(self, where: str) -> str:
+        """`where` without the file: `line 3` of `rows.csv:3`."""
         place = where.removeprefix(self.path)
         if re.fullmatch(r":\d+", place):
             return f"line {place[1:]}"

@@ -361,12 +361,15 @@ class ArgumentParser(argparse.ArgumentParser):
     def _without_effect(
         self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
     ) -> Iterator[str]:
+        """A sentence for each given flag that would be ignored; see `refuse_without_effect`."""
         for names, works, needed in effects:
             if works:
                 continue
-            for name in filter(args.given, names):
-                asks = not self._asks_nothing(vars(args)[name]) or self.get_default(name)
-                if asks:
+            for name in names:
+                if not args.given(name):
+                    continue
+                asks_nothing = self._asks_nothing(vars(args)[name]) and not self.get_default(name)
+                if not asks_nothing:
                     flag = args._given[name]
                     advice = f"add that, or leave {flag} out"
                     yield f"{flag} has no effect without {needed}: {advice}"

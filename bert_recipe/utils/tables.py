@@ -5,7 +5,6 @@ left out.
 """
 
 import csv
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -307,11 +306,16 @@ def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:
 
 
 def strings_in(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, also the keys of objects."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list | dict):
-        parts = value if isinstance(value, list) else itertools.chain(*value.items())
-        yield from itertools.chain.from_iterable(map(strings_in, parts))
+    elif isinstance(value, list):
+        for part in value:
+            yield from strings_in(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from strings_in(key)
+            yield from strings_in(part)
 
 
 def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:

@@ -154,27 +154,28 @@ def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Genera
     """One pass over the corpus in full, shuffled rows [k] PIECE: documents in random order, cut
     where a row ends.
     """
-    bounds = corpus.sentence_starts[corpus.document_starts].tolist()
-    shortest = min(SHORTEST_BEGINNING, options.sequence_length - 2)
+    bounds = corpus.sentence_starts[corpus.document_starts].tolist()  # of documents, in tokens
+    row_tokens = options.sequence_length - 2  # without one [CLS] and [SEP]
+    shortest = min(SHORTEST_BEGINNING, row_tokens)
     pieces = []
     row = 0
-    room = options.sequence_length - 2
-    documents = 0
+    room = row_tokens  # left in the row
+    documents = 0  # in the row
     for document in rng.permutation(len(bounds) - 1).tolist():
-        start, stop = bounds[document : document + 2]
+        start, stop = bounds[document], bounds[document + 1]
         while start < stop:
             if room < shortest or documents == max_documents(options.sequence_length):
                 row += 1
-                room = options.sequence_length - 2
+                room = row_tokens
                 documents = 0
             length = min(room, stop - start)
             pieces.append((row, start, length))
             start += length
             room -= length + 2
             documents += 1
-    found = np.array(pieces, PIECE)
-    found["row"] = rng.permutation(row + 1)[found["row"]]
-    return found[np.argsort(found["row"], kind="stable")]
+    packed = np.array(pieces, PIECE)
+    packed["row"] = rng.permutation(row + 1)[packed["row"]]
+    return packed[np.argsort(packed["row"], kind="stable")]
 
 
 def assemble_packed(

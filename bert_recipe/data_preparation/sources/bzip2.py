@@ -39,16 +39,23 @@ def find_marks(data: bytes) -> list[Mark]:
 
 def decompress_block(data: bytes, start: int, stop: int) -> bytes | None:
     """The text of the block in the bits from `start` to `stop`; None if it is damaged."""
-    first = start // 8
-    last = -(-stop // 8)
-    block = (int.from_bytes(data[first:last], "big") >> (8 * last - stop)) & (
-        (1 << (stop - start)) - 1
-    )
-    checksum = (block >> (stop - start - MAGIC_BITS - CHECKSUM_BITS)) & ((1 << CHECKSUM_BITS) - 1)
-    bits = stop - start + MAGIC_BITS + CHECKSUM_BITS
-    stream = ((block << MAGIC_BITS | STREAM_END) << CHECKSUM_BITS | checksum) << (-bits % 8)
+    block_bits = stop - start
+    first_byte = start // 8
+    stop_byte = -(-stop // 8)
+    block = int.from_bytes(data[first_byte:stop_byte], "big")
+    block >>= 8 * stop_byte - stop  # without the bits after the block
+    block &= (1 << block_bits) - 1  # and without those before it
+    # A block begins with a magic number and its checksum.
+    checksum = block >> (block_bits - MAGIC_BITS - CHECKSUM_BITS)
+    checksum &= (1 << CHECKSUM_BITS) - 1
+    # A file of one block: the block, the mark of the end, the checksum, and zeros to a whole byte.
+    stream = (block << MAGIC_BITS) | STREAM_END
+    stream = (stream << CHECKSUM_BITS) | checksum
+    stream_bits = block_bits + MAGIC_BITS + CHECKSUM_BITS
+    stream <<= -stream_bits % 8
+    stream_bytes = -(-stream_bits // 8)
     try:
-        return bz2.decompress(FILE_START + stream.to_bytes(-(-bits // 8), "big"))
+        return bz2.decompress(FILE_START + stream.to_bytes(stream_bytes, "big"))
     except (OSError, ValueError):
         return None
 
@@ -58,29 +65,36 @@ def read_blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]
     it is damaged.
     """
     file.seek(start)
-    data, base = b"", start
+    data = b""  # what is read, from the last mark on
+    data_start = start  # its position in the file
+    mark_bytes = MAGIC_BITS // 8
     while chunk := file.read(READ_SIZE):
         data += chunk
         marks = find_marks(data)
+        # A block goes from its mark to the next one, so the last mark waits for more data.
         index = 0
         while index + 1 < len(marks):
             mark = marks[index]
-            after = index + 1
+            next_index = index + 1
             if mark.starts_block:
-                text = decompress_block(data, mark.bit, marks[after].bit)
-                # The mark after it may be there by chance.
-                if text is None and after + 1 < len(marks):
-                    text = decompress_block(data, mark.bit, marks[after + 1].bit)
-                    after += text is not None
-                yield base + mark.bit // 8, text
-            index = after
-        done = marks[index].bit // 8 if marks else max(len(data) - MAGIC_BITS // 8, 0)
-        if marks and len(data) - done > MAX_COMPRESSED_BLOCK:
-            if marks[index].starts_block:
-                yield base + done, None
-            done = len(data) - MAGIC_BITS // 8
+                text = decompress_block(data, mark.bit, marks[next_index].bit)
+                if text is None and next_index + 1 < len(marks):
+                    # The next mark may be there by chance: up to the one after it.
+                    text = decompress_block(data, mark.bit, marks[next_index + 1].bit)
+                    if text is not None:
+                        next_index += 1
+                yield data_start + mark.bit // 8, text
+            index = next_index
+        done = max(len(data) - mark_bytes, 0)  # the beginning of a mark may be at the end
+        if marks:
+            last_mark = marks[index]
+            last_byte = last_mark.bit // 8
+            if len(data) - last_byte <= MAX_COMPRESSED_BLOCK:
+                done = last_byte
+            elif last_mark.starts_block:  # no block is that long
+                yield data_start + last_byte, None
         data = data[done:]
-        base += done
-    last = find_marks(data)[-1:]
-    if last and last[0].starts_block:
-        yield base + last[0].bit // 8, None
+        data_start += done
+    marks = find_marks(data)
+    if marks and marks[-1].starts_block:  # without an end
+        yield data_start + marks[-1].bit // 8, None

@@ -46,25 +46,29 @@ def word_units(ids_of_words: Sequence[np.ndarray]) -> TokenUnits:
 
 
 def text_units(text: str, ids: np.ndarray, spans: np.ndarray, label_all_tokens: bool) -> TokenUnits:
-    """Each token has a label, or the first one of each word. spans: the characters of each token,
-    which may share some, or have spaces before.
+    """The units of a text: its tokens if `label_all_tokens`, else its words, whose first token has
+    the label.
+
+    ids: of the tokens.
+    spans: the characters of each token, which may share some, or have spaces before.
     """
-    tokens = list(visible_tokens(text, spans.tolist()))
-    words = [start for start, _ in word_spans(text)]
+    word_starts = [start for start, _ in word_spans(text)]
     first_tokens: list[int] = []
     bounds: list[tuple[int, int]] = []
     cuts: list[int] = []
-    word_at = -1
-    for index, start, end in tokens:
-        begins_word = bisect_right(words, start) - 1 > word_at
-        word_at = max(word_at, bisect_right(words, end - 1) - 1)
+    last_word = -1  # the number of the word in which the token before ends
+    for index, start, end in visible_tokens(text, spans.tolist()):
+        first_word = bisect_right(word_starts, start) - 1  # in which this token begins
+        begins_word = first_word > last_word
+        last_word = max(last_word, bisect_right(word_starts, end - 1) - 1)
         if begins_word:
             cuts.append(index)
         if begins_word or label_all_tokens or not bounds:
             first_tokens.append(index)
             bounds.append((start, end))
         else:
-            bounds[-1] = (bounds[-1][0], end)
+            unit_start, _ = bounds[-1]
+            bounds[-1] = (unit_start, end)
     return TokenUnits(ids, first_tokens, bounds, cuts)
 
 
