@@ -18,6 +18,7 @@ from typing import Any
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.utils.errors import listed
 from bert_recipe.utils.files import write_atomically
 
 CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
@@ -154,9 +155,7 @@ class ModelCard:
 
         facts = dict(self.facts)
         if self.labels:
-            facts["labels"] = ", ".join(f"`{label}`" for label in self.labels[:20])
-            if len(self.labels) > 20:
-                facts["labels"] += f" and {len(self.labels) - 20} more"
+            facts["labels"] = listed([f"`{label}`" for label in self.labels], 20)
         template = Template(TEMPLATE, trim_blocks=True, lstrip_blocks=True)
         text = template.render(
             card=self,

@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
-from bert_recipe.utils.errors import one_line
+from bert_recipe.utils.errors import listed, one_line
 from bert_recipe.utils.progress import print_once
 
 MAX_PLACES = 3  # of a message
@@ -15,14 +15,6 @@ MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
 def is_blank(text: str) -> bool:
     """Whether a text has nothing to see: only spaces, and characters of control or format."""
     return all(unicodedata.category(each) in ("Cc", "Cf", "Zs", "Zl", "Zp") for each in text)
-
-
-def first_of(places: Sequence[object]) -> str:
-    """The first places, and how many more there are: "3, 7, 9 and 12 more"."""
-    text = ", ".join(map(str, places[:MAX_PLACES]))
-    if len(places) > MAX_PLACES:
-        text += f" and {len(places) - MAX_PLACES} more"
-    return text
 
 
 def warn_of_contradictions(
@@ -41,7 +33,7 @@ def warn_of_contradictions(
             first = f"{place_text(first_place)} ({label_text(first_label)})"
             contradictions[text] = f"{first} and {place_text(place)} ({label_text(label)})"
     if contradictions:
-        examples = one_line(first_of(list(contradictions.values())))
+        examples = one_line(listed(list(contradictions.values()), MAX_PLACES))
         print_once(
             f"warning: {one_line(str(path))}: {len(contradictions)} {what} have contradicting "
             f"labels: {examples}: keep one label for each"
@@ -65,13 +57,13 @@ def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int | str]]) -
     if missing:
         print_once(
             f"warning: {one_line(str(path))}: {len(missing)} rows have a text such as 'nan': lines "
-            f"{first_of(missing)}: leave them out if that is a missing value"
+            f"{listed(missing, MAX_PLACES)}: leave them out if that is a missing value"
         )
     lines = [line for texts, line in rows if any(map(is_blank, texts))]
     if lines:
         print_once(
             f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
-            f"{first_of(lines)}: leave them out if that is a mistake"
+            f"{listed(lines, MAX_PLACES)}: leave them out if that is a mistake"
         )
 
 
@@ -81,5 +73,5 @@ def warn_of_predicted_blanks(path: Path, rows: Iterable[tuple[Iterable[str], obj
     if lines:
         print_once(
             f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
-            f"{first_of(lines)}: their prediction says nothing"
+            f"{listed(lines, MAX_PLACES)}: their prediction says nothing"
         )

@@ -4,7 +4,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, one_line
@@ -20,11 +20,6 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     if all(map(is_number, labels)):
         return tuple(sorted(labels, key=lambda label: (float(label), label)))
     return tuple(sorted(labels))
-
-
-def listed(labels: Sequence[str]) -> str:
-    """The labels for a message: at most ten."""
-    return ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
 
 
 def is_number(text: str) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.files import remove, write_atomically
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.rank_environment import read_environment
@@ -75,9 +75,8 @@ class BadRows:
         parts = []
         for rows in list(kinds.values())[:MAX_KINDS]:
             where, why = rows[0]
-            others = [self.place(place) for place, _ in rows[1:MAX_PLACES]]
-            more = f" and {len(rows) - MAX_PLACES} more" if len(rows) > MAX_PLACES else ""
-            also = f" (also at {', '.join(others)}{more})" if others else ""
+            others = [self.place(place) for place, _ in rows[1:]]
+            also = f" (also at {listed(others, MAX_PLACES - 1)})" if others else ""
             parts.append(f"{self.place(where)}: {why}{also}")
         if len(kinds) > MAX_KINDS:
             parts.append(f"{len(kinds) - MAX_KINDS} further kinds")

@@ -9,7 +9,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -112,6 +112,12 @@ def escape_controls(text: str) -> str:
 def one_line(text: str) -> str:
     """`text` with every run of white space made one space, and with escaped control characters."""
     return escape_controls(" ".join(str(text).split()))
+
+
+def listed(values: Sequence[object], maximum: int = 10) -> str:
+    """The first values, and how many more there are: "3, 7, 9 and 12 more"."""
+    more = len(values) - maximum
+    return ", ".join(map(str, values[:maximum])) + (f" and {more} more" if more > 0 else "")
 
 
 def error_line(error: str) -> str:

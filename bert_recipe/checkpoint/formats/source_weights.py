@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.model.encoders.config import ModelConfig
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.typed_json import JsonObject
 
 VOCAB_MULTIPLES = (8, 64)  # NVIDIA's and ModernBERT's recipes pad the vocabulary to one of these
@@ -166,7 +166,7 @@ def convert_weights(
     if unknown := [source.origin[name] for name in tensors if name not in expected]:
         raise UserError(
             f"{source.path} has tensors that its config has no place for: "
-            f"{first_names(unknown)}: check --from"
+            f"{listed(unknown, MAX_NAMES)}: check --from"
         )
     notes = [*source.notes, *strip_vocab_padding(source, config)]
     for name in tensors:
@@ -176,7 +176,7 @@ def convert_weights(
     if absent:
         notes.append(f"not in the source: {', '.join(f'{part}*' for part in absent)}")
     for reason, names in sorted(source.unused.items()):
-        notes.append(f"not used ({reason}): {first_names(names)}")
+        notes.append(f"not used ({reason}): {listed(names, MAX_NAMES)}")
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     if other := sorted(dtypes - {"float32"}):
         notes.append(f"{', '.join(other)} weights are written as float32")
@@ -229,7 +229,8 @@ def check_complete(
     missing = [name for name in expected if name not in source.tensors]
     if lacking := [name for name in missing if not name.startswith(absent)]:
         raise UserError(
-            f"{source.path} is incomplete: it lacks {first_names(lacking)}: give another checkpoint"
+            f"{source.path} is incomplete: it lacks {listed(lacking, MAX_NAMES)}: give another "
+            f"checkpoint"
         )
 
 
@@ -253,8 +254,3 @@ def strip_vocab_padding(source: SourceWeights, config: ModelConfig) -> list[str]
         if name in source.tensors and len(source.tensors[name]) == rows:
             source.tensors[name] = source.tensors[name][: config.vocab_size]
     return [f"cut {padding} rows that pad the vocabulary from {config.vocab_size} to {rows}"]
-
-
-def first_names(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -15,9 +15,9 @@ import numpy as np
 
 from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
-from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label, listed
+from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import Row, read_rows
 from bert_recipe.utils.text_files import table_parts

@@ -40,7 +40,6 @@ from bert_recipe.tasks.labels import (
     check_spelling,
     is_number,
     known_label,
-    listed,
     other_separator,
     sort_labels,
 )
@@ -50,7 +49,7 @@ from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import TextDataset
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.progress import print_line, print_once
 
 if TYPE_CHECKING:

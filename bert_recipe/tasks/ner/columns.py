@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bert_recipe.tasks.labels import listed
 from bert_recipe.tasks.ner.tags import PREFIXED, TagForm, types_of
 from bert_recipe.utils.bad_rows import BadRows
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.text_files import TextFile
 
 NUMBER = re.compile(r"\d+")

@@ -21,7 +21,7 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
-from bert_recipe.tasks.labels import check_spelling, listed
+from bert_recipe.tasks.labels import check_spelling
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import (
@@ -37,7 +37,7 @@ from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, Number, PredictionSet, SeparableTask
-from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
 from bert_recipe.utils.progress import print_line, print_once

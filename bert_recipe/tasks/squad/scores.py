@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Container
 from functools import partial
 from typing import Any
 
-from bert_recipe.tasks.doubtful_rows import first_of
+from bert_recipe.tasks.doubtful_rows import MAX_PLACES
 from bert_recipe.tasks.squad.files import Question, Squad
-from bert_recipe.utils.errors import UserError, one_line, print_error
+from bert_recipe.utils.errors import UserError, listed, one_line, print_error
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -138,7 +138,8 @@ def check_scored(squad: Squad) -> None:
     if lacking:
         share = f"{len(lacking)} of the {len(questions)} questions have"
         raise UserError(
-            f"{squad.path}: {share} no answers to compare with: {one_line(first_of(lacking))}: "
+            f"{squad.path}: {share} no answers to compare with: "
+            f"{one_line(listed(lacking, MAX_PLACES))}: "
             f"give them answers, or leave them out"
         )
 
