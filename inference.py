@@ -128,8 +128,11 @@ def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) 
         raise UserError(
             f"{folder} has no head: fine-tune it (docs/fine_tuning.md), or give --embed --input"
         )
-    special = {flag for each in PREDICTORS for flag in each.flags}
-    given = {name for name in special if args.given(name) and vars(args)[name] not in (None, False)}
+    head_flags: set[str] = set()  # that only some heads take
+    for predictor in PREDICTORS:
+        head_flags |= set(predictor.flags)
+    given = {name for name in head_flags if args.given(name)}
+    given = {name for name in given if vars(args)[name] not in (None, False)}
     for head in heads:
         if given <= set(head.flags):
             return head

@@ -116,30 +116,28 @@ class EmbeddingSettings:
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
         """The files with which sentence-transformers embeds in the same way, by name."""
-        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.normalize else [])]
-        paths = [f"{index}_{kind}" if index else "" for index, kind in enumerate(kinds)]
-        theirs = POOLINGS[self.pooling]
         pooling = {"word_embedding_dimension": hidden_size, "include_prompt": True}
-        pooling |= {flag: theirs == mode for flag, mode in POOLING_FLAGS.items()}
+        pooling |= {flag: mode == POOLINGS[self.pooling] for flag, mode in POOLING_FLAGS.items()}
         pooling |= dict.fromkeys(OTHER_POOLING_FLAGS, False)
-        modules = [
-            {
-                "idx": index,
-                "name": str(index),
-                "path": path,
-                "type": f"sentence_transformers.models.{kind}",
-            }
-            for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-        ]
-        prompts = {
+        paths = {"Transformer": "", "Pooling": "1_Pooling"}
+        if self.normalize:
+            paths["Normalize"] = "2_Normalize"
+        modules = []
+        for index, (kind, path) in enumerate(paths.items()):
+            class_name = f"sentence_transformers.models.{kind}"
+            modules.append({"idx": index, "name": str(index), "path": path, "type": class_name})
+        values: JsonObject = {f"{paths['Pooling']}/config.json": pooling}
+        if self.normalize:
+            values[f"{paths['Normalize']}/config.json"] = {}
+        values[MODULES_FILE] = modules
+        values[LENGTH_FILE] = {
+            "max_seq_length": max_seq_length,
+            "do_lower_case": self.do_lower_case,
+        }
+        values[PROMPTS_FILE] = {
             "prompts": dict.fromkeys(PROMPTS, "") | self.prompts,
             "default_prompt_name": self.default_prompt,
-        }
-        values: JsonObject = {f"{path}/config.json": {} for path in paths[1:]} | {
-            MODULES_FILE: modules,
-            f"{paths[1]}/config.json": pooling,
-            LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": self.do_lower_case},
-            PROMPTS_FILE: prompts | {"similarity_fn_name": "cosine"},
+            "similarity_fn_name": "cosine",
         }
         return {
             name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()

@@ -102,15 +102,18 @@ def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
     if not target.dim():
         target.copy_(source.read())
         return
-    # Rows of `target` per row of `source`.
+    # Rows of `target` per row of `source`: 1, or those of a flattened part.
     width = math.prod(source.shape[1:]) // math.prod(target.shape[1:])
-    stop = max(start, min(start + len(target), source.shape[0] * width))
-    if stop > start:
-        first = start // width
-        last = -(-stop // width)
-        rows = source.read(first, last).reshape(-1, *target.shape[1:])
-        target[: stop - start].copy_(rows[start - first * width : stop - first * width])
-    target[stop - start :].zero_()
+    num_rows = source.shape[0] * width
+    stop = max(start, min(start + len(target), num_rows))
+    count = stop - start
+    if count > 0:
+        first_source_row = start // width
+        stop_source_row = -(-stop // width)
+        rows = source.read(first_source_row, stop_source_row).reshape(-1, *target.shape[1:])
+        offset = start - first_source_row * width
+        target[:count].copy_(rows[offset : offset + count])
+    target[count:].zero_()
 
 
 def load_weights(

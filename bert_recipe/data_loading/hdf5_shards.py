@@ -255,28 +255,29 @@ class ContiguousShards:
         """The rows `rows` [n] of the shards `numbers` [n], neighbours at once. Raises UserError for
         unreadable ones.
         """
+        # A run of neighbouring rows of a shard is one read.
         is_next = (np.diff(rows) == 1) & (np.diff(numbers) == 0)
-        firsts = np.append(True, ~is_next)[: len(rows)].nonzero()[0]
-        counts = np.diff(firsts, append=len(rows))
-        numbers, first_rows = numbers[firsts], rows[firsts]
-        descriptors = self.descriptors[numbers].tolist()
-        found = {}
+        begins_run = np.append(True, ~is_next)[: len(rows)]
+        run_starts = begins_run.nonzero()[0]
+        counts = np.diff(run_starts, append=len(rows))  # of the rows of each run
+        shards = numbers[run_starts]
+        first_rows = rows[run_starts]
+        descriptors = self.descriptors[shards].tolist()
+        values = {}
         for key in keys:
             layout = self.layouts[key]
-            width = layout.dtype.itemsize * math.prod(layout.shape[1:])
-            reads = (
-                descriptors,
-                (counts * width).tolist(),
-                (self.starts[key][numbers] + first_rows * width).tolist(),
-            )
+            row_bytes = layout.dtype.itemsize * math.prod(layout.shape[1:])
+            sizes = (counts * row_bytes).tolist()
+            offsets = (self.starts[key][shards] + first_rows * row_bytes).tolist()
             try:
-                content = bytearray().join(map(os.pread, *reads))
+                content = bytearray().join(map(os.pread, descriptors, sizes, offsets))
             except OSError:
                 content = bytearray()
-            if len(content) != len(rows) * width:
-                content = bytearray().join(map(self._read_again, numbers, *reads))
-            found[key] = np.ndarray((len(rows), *layout.shape[1:]), layout.dtype, content)
-        return found
+            if len(content) != len(rows) * row_bytes:
+                parts = map(self._read_again, shards, descriptors, sizes, offsets)
+                content = bytearray().join(parts)
+            values[key] = np.ndarray((len(rows), *layout.shape[1:]), layout.dtype, content)
+        return values
 
     def _read_again(self, number: int, *read: int) -> bytes:
         """Repeats one of the reads, of which one failed."""

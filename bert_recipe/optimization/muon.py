@@ -187,17 +187,20 @@ def make_batches(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
     """Parameters whose matrices have one shape, and whose groups have the same settings, to be
     updated together: a GPU then needs few launches, and a CPU uses all threads for small matrices.
     """
-    batches: dict[tuple[object, ...], list[list[Matrix]]] = {}
+    batches_of_kind: dict[tuple[object, ...], list[list[Matrix]]] = {}
     for matrix in matrices:
         group = matrix.group
         settings = (group["momentum"], group["weight_decay"], id(group["lr"]))
-        same = batches.setdefault((*matrix.shape[1:], matrix.p.device, *settings), [[]])
+        kind = (*matrix.shape[1:], matrix.p.device, *settings)
+        batches = batches_of_kind.setdefault(kind, [[]])
+        last_batch = batches[-1]
         columns = matrix.shape[2]
-        elements = columns * (matrix.rows + sum(other.rows for other in same[-1]))
-        if elements > batch_elements(matrix.p.is_cpu) and same[-1]:
-            same.append([])
-        same[-1].append(matrix)
-    return [batch for same in batches.values() for batch in same]
+        elements = columns * (matrix.rows + sum(other.rows for other in last_batch))
+        if elements > batch_elements(matrix.p.is_cpu) and last_batch:
+            last_batch = []
+            batches.append(last_batch)
+        last_batch.append(matrix)
+    return [batch for batches in batches_of_kind.values() for batch in batches]
 
 
 def batch_elements(is_cpu: bool) -> int:

@@ -95,20 +95,20 @@ def compare_scores(
     random = np.random.default_rng(0)
     differences = []
     for counts_Rn in resampled_rows(num_rows, random):
-        sides: list[np.ndarray] = []
-        runs_RS = np.empty((0, 0), np.int64)
-        for scores in (first, second):
-            scores_RS = np.stack([score.resampled(counts_Rn) for score in scores], axis=1)
-            if not (same_seeds and sides):
-                runs_RS = random.integers(len(scores), size=scores_RS.shape)
-            sides.append(np.take_along_axis(scores_RS, runs_RS, axis=1).mean(axis=1))
-        differences.append(sides[1] - sides[0])
+        first_RS = np.stack([score.resampled(counts_Rn) for score in first], axis=1)
+        second_RS = np.stack([score.resampled(counts_Rn) for score in second], axis=1)
+        # The runs that each resample draws.
+        first_runs_RS = random.integers(len(first), size=first_RS.shape)
+        second_runs_RS = first_runs_RS
+        if not same_seeds:
+            second_runs_RS = random.integers(len(second), size=second_RS.shape)
+        first_R = np.take_along_axis(first_RS, first_runs_RS, axis=1).mean(axis=1)
+        second_R = np.take_along_axis(second_RS, second_runs_RS, axis=1).mean(axis=1)
+        differences.append(second_R - first_R)
     low, high = np.nanquantile(np.concatenate(differences), INTERVAL).tolist()
-    means = tuple(
-        float(np.mean([score_of(score, num_rows) for score in scores]))
-        for scores in (first, second)
-    )
-    return Difference((means[0], means[1]), (low, high))
+    first_mean = float(np.mean([score_of(score, num_rows) for score in first]))
+    second_mean = float(np.mean([score_of(score, num_rows) for score in second]))
+    return Difference((first_mean, second_mean), (low, high))
 
 
 def resampled_rows(num_rows: int, random: np.random.Generator) -> Iterator[np.ndarray]:

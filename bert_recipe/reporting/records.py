@@ -108,13 +108,13 @@ class Run:
     def note(self) -> str:
         """A message with the number and places of invalid lines; empty if there are none."""
         count = len(self.unusable)
+        if count == 0:
+            return ""
         places = ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
-        more = ", …" if count > 5 else ""
-        return (
-            f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})"
-            if count
-            else ""
-        )
+        if count > 5:
+            places += ", …"
+        lines = "line" if count == 1 else "lines"
+        return f"{self.name}: {count} unusable {lines} skipped ({places})"
 
 
 def printable(text: str) -> str:

@@ -59,16 +59,16 @@ class DistributedContext(RankEnvironment):
         """The rows of all ranks, in the order of ranks, and the index of this rank's first row."""
         if self.world_size == 1:
             return rows, 0
-        counts = [len(rows) * (rank == self.rank) for rank in range(self.world_size)]
-        counts = list(map(int, self.all_reduce_sum(counts)))
+        own_counts = [0] * self.world_size
+        own_counts[self.rank] = len(rows)
+        counts = [int(count) for count in self.all_reduce_sum(own_counts)]  # of each rank
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
         with translate_peer_failure():
             dist.all_gather(parts, padded, group=self.cpu_group if rows.is_cpu else None)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), sum(
-            counts[: self.rank]
-        )
+        all_rows = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return all_rows, sum(counts[: self.rank])
 
     def barrier(self) -> None:
         self.all_reduce_sum([0])

@@ -110,6 +110,7 @@ def run(stage: Stage, executor: Executor) -> None:
 
 
 def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
+    """Makes the stage's files in `folder`, and their manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         counts = stage.make(folder, inputs, executor)
@@ -117,22 +118,24 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
             leftover.unlink()
         outputs: Files = []
         for path in sorted(folder.rglob("*")):
-            own = path.name not in (MANIFEST, CARD_FILE)  # a card may be edited
-            if path.is_file() and own and folder / RECORDS not in path.parents:
-                record = read_record(folder, name := str(path.relative_to(folder)))
-                known = (
-                    {"path": name, "bytes": record.bytes, "sha256": record.sha256}
-                    if record
-                    else None
-                )
-                outputs.append(known or describe([str(path)], folder)[0])
+            is_output = path.name not in (MANIFEST, CARD_FILE)  # a card may be edited
+            if not path.is_file() or not is_output or folder / RECORDS in path.parents:
+                continue
+            name = str(path.relative_to(folder))
+            record = read_record(folder, name)
+            if record is None:
+                outputs += describe([str(path)], folder)
+            else:
+                outputs.append({"path": name, "bytes": record.bytes, "sha256": record.sha256})
         content = {
             "stage": stage.name,
             "schema_version": SCHEMA_VERSION,
             "options": stage.options,
             "counts": counts,
+            "inputs": inputs,
+            "outputs": outputs,
+            "versions": package_versions(),
         }
-        content |= {"inputs": inputs, "outputs": outputs, "versions": package_versions()}
         write_json(folder / MANIFEST, content, indent=1)
     except OSError as error:
         # A failed write to an open file, for example on a full disk, does not know the name of the

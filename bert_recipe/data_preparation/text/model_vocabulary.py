@@ -196,30 +196,27 @@ def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str
     then at the end. In a tokenizer.json they are added tokens, so that no other word is encoded in
     another way.
     """
-    unused = sorted(
-        (token_id, token) for token, token_id in tokenizer.vocab.items() if UNUSED.fullmatch(token)
-    )
-    replaced = dict(zip((token for _, token in unused), words, strict=False))
+    unused = [token for token in tokenizer.vocab if UNUSED.fullmatch(token)]
+    unused.sort(key=lambda token: tokenizer.vocab[token])
+    new_name = dict(zip(unused, words, strict=False))  # such as {"[unused0]": "covid"}
     appended = words[len(unused) :]
     if isinstance(tokenizer, BertTokenizer):
-        return VOCAB_FILE, "".join(
-            f"{replaced.get(token, token)}\n" for token in [*tokenizer.vocab, *appended]
-        )
+        tokens = [new_name.get(token, token) for token in tokenizer.vocab] + list(appended)
+        return VOCAB_FILE, "".join(f"{token}\n" for token in tokens)
     content = read_json(tokenizer.vocab_file, "tokenizer")
-    model, added = content["model"], content["added_tokens"]
+    model = content["model"]
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {
-            replaced.get(token, token): token_id for token, token_id in model["vocab"].items()
-        }
-    else:
-        model["vocab"] = [[replaced.get(token, token), score] for token, score in model["vocab"]]
-    ids = {word: tokenizer.vocab[token] for token, word in replaced.items()}
-    ids |= {word: tokenizer.vocab_size + place for place, word in enumerate(appended)}
-    added = [token for token in added if token["content"] not in replaced]
-    added += [
-        {"id": token_id, "content": word, **ADDED, "single_word": not is_unspaced(word)}
-        for word, token_id in ids.items()
-    ]
+        ids = model["vocab"]
+        model["vocab"] = {new_name.get(token, token): ids[token] for token in ids}
+    else:  # of a Unigram model, with scores
+        model["vocab"] = [[new_name.get(token, token), score] for token, score in model["vocab"]]
+    id_of_word = {word: tokenizer.vocab[token] for token, word in new_name.items()}
+    for number, word in enumerate(appended):
+        id_of_word[word] = tokenizer.vocab_size + number
+    added = [token for token in content["added_tokens"] if token["content"] not in new_name]
+    for word, token_id in id_of_word.items():
+        is_single = not is_unspaced(word)
+        added.append({"id": token_id, "content": word, **ADDED, "single_word": is_single})
     content["added_tokens"] = sorted(added, key=lambda token: token["id"])
     return TOKENIZER_JSON, json.dumps(content, ensure_ascii=False, indent=2)
 

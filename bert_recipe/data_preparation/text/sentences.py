@@ -76,9 +76,8 @@ class FastSplitter:
         start = 0
         for candidate in CANDIDATE.finditer(piece):
             following = NEXT_WORD.match(piece, candidate.end())
-            word = piece[
-                max(start, piece.rfind(" ", start, candidate.start()) + 1) : candidate.start()
-            ]
+            space = piece.rfind(" ", start, candidate.start())  # before the last word
+            word = piece[max(start, space + 1) : candidate.start()]
             if following and self.is_end(word, candidate[0].rstrip(), following[1]):
                 yield piece[start : candidate.end()].rstrip()
                 start = candidate.end()

@@ -105,22 +105,20 @@ def bucket_spans(
     """Writes the documents of `spans`, each followed by an empty line, in the order of their cells.
     Returns the number of documents and of bytes in each cell.
     """
-    documents = [
-        part
-        for span in spans
-        for document in split_documents(read_text_span(span))
-        for part in divide_document(document, options.max_document_kb)
-    ]
+    documents: list[bytes] = []
+    for span in spans:
+        for document in split_documents(read_text_span(span)):
+            documents += divide_document(document, options.max_document_kb)
     hashes = [document_hash(document, options.random_seed) for document in documents]
     edges = cell_edges(total_bytes, options)
-    cell_of = np.searchsorted(edges, hashes, side="right") - 1
+    cells = np.searchsorted(edges, hashes, side="right") - 1  # of each document
     sizes = np.array([len(document) + 2 for document in documents], np.int64)
     with output.open("wb") as file:
-        for index in np.argsort(cell_of, kind="stable"):
+        for index in np.argsort(cells, kind="stable"):
             file.write(documents[index] + b"\n\n")
-    counts = np.bincount(cell_of, minlength=len(edges))
-    bytes_ = np.bincount(cell_of, sizes, minlength=len(edges)).astype(np.int64)
-    return {"documents": counts.tolist(), "bytes": bytes_.tolist()}
+    documents_of_cells = np.bincount(cells, minlength=len(edges))
+    bytes_of_cells = np.bincount(cells, sizes, minlength=len(edges)).astype(np.int64)
+    return {"documents": documents_of_cells.tolist(), "bytes": bytes_of_cells.tolist()}
 
 
 def plan_shards(
@@ -225,33 +223,30 @@ def make_shards(
     """
     weights = checked_weights(options, [name for name, _ in sources])
     total = sum(total_size(spans) for _, spans in sources)
-    planned = [(weights[name], spans) for name, all_ in sources for spans in plan_buckets(all_)]
-    units = [
-        WorkUnit(
-            f"{BUCKETS}/{number:05d}", bucket_spans, (spans, total, options), total_size(spans)
-        )
-        for number, (_, spans) in enumerate(planned)
-    ]
+    bucket_units: list[WorkUnit] = []
+    bucket_weights = []
+    for name, spans_of_source in sources:
+        for spans in plan_buckets(spans_of_source):
+            output = f"{BUCKETS}/{len(bucket_units):05d}"
+            arguments = (spans, total, options)
+            bucket_units.append(WorkUnit(output, bucket_spans, arguments, total_size(spans)))
+            bucket_weights.append(weights[name])
     with progress_bar(2 * total, "shard") as bar:
-        records = run_units(folder, units, executor, bar.update)
+        records = run_units(folder, bucket_units, executor, bar.update)
         buckets = Buckets(
-            [(folder / unit.output).absolute() for unit in units],
-            np.array([weight for weight, _ in planned]),
+            [(folder / unit.output).absolute() for unit in bucket_units],
+            np.array(bucket_weights),
             np.array([record.counts["documents"] for record in records]),
             np.array([record.counts["bytes"] for record in records]),
         )
         sizes = (buckets.weights @ buckets.bytes).astype(np.int64)
         shards = plan_shards(buckets.documents.sum(axis=0), sizes, total, options)
-        joins = [
-            WorkUnit(
-                f"{shard.split}/shard-{shard.number:05d}.txt",
-                join_shard,
-                (buckets.parts_of(shard), options),
-                shard.bytes,
-            )
-            for shard in shards
-        ]
-        made = run_units(folder, joins, executor, bar.update)
+        shard_units: list[WorkUnit] = []
+        for shard in shards:
+            output = f"{shard.split}/shard-{shard.number:05d}.txt"
+            arguments_of_join = (buckets.parts_of(shard), options)
+            shard_units.append(WorkUnit(output, join_shard, arguments_of_join, shard.bytes))
+        made = run_units(folder, shard_units, executor, bar.update)
     shutil.rmtree(folder / BUCKETS)
     return shard_counts(shards, made, options)
 

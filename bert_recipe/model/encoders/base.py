@@ -334,10 +334,12 @@ class EncoderModel(PreTrainedModel):
             return EncoderOutput(last, None)
         if self.pooling == "mean":
             return EncoderOutput(last, sequence_means(last, stream.cu_seqlens))
-        first_NE, last = (
-            (last[first_N], last) if output_R is None else last.tensor_split([len(first_N)])
-        )
-        return EncoderOutput(last, first_NE if self.pooler is None else self.pooler(first_NE))
+        if output_R is None:
+            first_NE = last[first_N]
+        else:  # the states of the first tokens come before the others
+            first_NE, last = last.tensor_split([len(first_N)])
+        pooled_NE = first_NE if self.pooler is None else self.pooler(first_NE)
+        return EncoderOutput(last, pooled_NE)
 
     def pooled(self, stream: TokenStream) -> Tensor:
         """The pooled states [N, E], without the other hidden states."""

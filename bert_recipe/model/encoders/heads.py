@@ -130,10 +130,13 @@ class ClassificationModel(PreTrainedModel):
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         rows = num_tokens if self.base_model.pooling is None else num_sequences
-        in_encoders = {module for encoder in self.encoders for module in encoder.modules()}
-        head = {*self.modules()} - in_encoders
-        linear = [module for module in head if isinstance(module, nn.Linear)]
-        flops = rows * sum(2 * layer.in_features * layer.out_features for layer in linear)
+        head_modules = set(self.modules())
+        for encoder in self.encoders:
+            head_modules -= set(encoder.modules())
+        flops = 0.0
+        for module in head_modules:
+            if isinstance(module, nn.Linear):
+                flops += rows * 2 * module.in_features * module.out_features
         return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + flops
 
 
