@@ -31,6 +31,7 @@ if __name__ == "__main__":
 
 import report
 from bert_recipe.config import CheckpointMetadata
+from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
@@ -154,16 +155,15 @@ def spread(values: Sequence[float]) -> str:
 def table(metric: str, scores: dict[Setting, list[float]]) -> str:
     """Markdown: the scores of each setting, and its difference from the best one, seed by seed."""
     best = max(scores, key=lambda setting: statistics.mean(scores[setting]))
-    rows = [["learning rate", "epochs", metric, "seeds", "difference from the best, in pairs"]]
-    rows.append(["---"] * len(rows[0]))
+    header = ["learning rate", "epochs", metric, "seeds", "difference from the best, in pairs"]
+    rows = []
     for setting, values in scores.items():
         pairs = [value - top for value, top in zip(values, scores[best], strict=True)]
         shown = ", ".join(f"{value:.4g}" for value in values)
         cells = [f"{setting.learning_rate:g}", f"{setting.epochs:g}", spread(values), shown]
         rows.append([*cells, "**best**" if setting == best else spread(pairs)])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
     note = f"Mean ± standard deviation over the seeds. {advice_on(best, scores)}"
-    return "\n".join([*lines, "", note, ""])
+    return "\n".join([markdown_table(header, rows), "", note, ""])
 
 
 def advice_on(best: Setting, scores: dict[Setting, list[float]]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_recipe.checkpoint.folder import SEED_FOLDER
+from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.reporting.paired_scores import (
     Calibration,
     Difference,
@@ -179,17 +180,6 @@ def interval_text(difference: Difference) -> str:
     return " to ".join(map(points, difference.interval))
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns are aligned, also as plain text."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        return f"| {' | '.join(padded)} |"
-
-    return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
-
-
 def difference_table(found: Sequence[ScoreDifference]) -> str:
     header = ["score, in percent", "A", "B", "B - A", "95% interval"]
     rows = []
@@ -197,7 +187,7 @@ def difference_table(found: Sequence[ScoreDifference]) -> str:
         difference = one.difference
         row = [one.title, *map(percent, difference.means), points(difference.value)]
         rows.append([*row, interval_text(difference)])
-    return markdown(header, rows)
+    return markdown_table(header, rows)
 
 
 def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
@@ -208,7 +198,7 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
             error, temperature = np.mean(found, axis=0)
             rows.append([letter, percent(error), f"{temperature:.2f}"])
     header = ["", "expected calibration error, in percent", "temperature"]
-    return markdown(header, rows) if rows else None
+    return markdown_table(header, rows) if rows else None
 
 
 def verdict(one: ScoreDifference) -> str:

@@ -5,11 +5,11 @@ published results.
 import re
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bert_recipe.config import CheckpointMetadata
+from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.files import read_json, write_atomically
 from bert_recipe.utils.progress import print_line
@@ -89,18 +89,8 @@ class Suite(NamedTuple):
         header = [f"{task.title} ({task.metrics})" for task in self.tasks] + ["mean"]
         results = [str(task) for task in self.tasks]
         results.append(f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)")
-        lines = [*self.notes, ""]
-        lines += table_lines([header, results])
-        lines.append("")
-        lines += table_lines([PUBLISHED_COLUMNS, *PUBLISHED])
-        return "\n".join(lines) + "\n"
-
-
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The Markdown of a table whose first row is the header."""
-    header, *others = rows
-    rule = ["---"] * len(header)
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *others)]
+        published = markdown_table(PUBLISHED_COLUMNS, PUBLISHED)
+        return "\n".join([*self.notes, "", markdown_table(header, [results]), "", published, ""])
 
 
 def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:

@@ -32,7 +32,7 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
     assert search_rates.main(["--learning-rates", "1e-9", "0.01", *rest]) == 0
     assert capsys.readouterr().out.count("step 20/24") == 2  # of the seeds of the added rate
     written = (tmp_path / "search.md").read_text()
-    rows = re.findall(r"^\| ([\d.e-]+) \| (\d) \| (.*?) \| (.*?) \| (.*?) \|$", written, re.M)
+    rows = re.findall(r"^\| ([\d.e-]+) +\| (\d) +\| (.*?) +\| (.*?) +\| (.*?) +\|$", written, re.M)
     scores = {}
     for rate, epochs, mean, seeds, _ in rows:
         found = tmp_path.glob(f"rate-{rate}-epochs-{epochs}/*/sst-2/seed-*")
