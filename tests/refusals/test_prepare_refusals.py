@@ -4,6 +4,7 @@ import bz2
 import os
 
 import h5py
+import pytest
 from conftest import ROOT, sample_rows, write_shard
 from prepared_data import SAMPLE
 from refusal_tables import Refusal, refusals
@@ -73,6 +74,7 @@ FILES = [
         )
     ),
     ("format wikicorpus {folder}/a.xml.bz2", "a.xml.bz2 is empty", {"a.xml.bz2": b""}),
+    (f"{BOOKS} --scheduler nonsense", "scheduler file nonsense does not exist"),
     ("shard", "run the format stage first"),
     ("hdf5", "run the shard stage first"),
     ("vocabulary --extend /nowhere", "model folder /nowhere does not exist"),
@@ -101,5 +103,7 @@ SHARDS = [
 
 @refusals(*COMMAND_LINES, *FILES, *SHARDS)
 def test_prepare_refuses(refusal: Refusal, tmp_path, monkeypatch):
+    if "--scheduler" in refusal.flags:
+        pytest.importorskip("distributed")
     monkeypatch.setenv("BERT_PREP_WORKING_DIR", str(tmp_path / "data"))
     refusal.check(prepare.main, [], tmp_path)

@@ -144,6 +144,12 @@ TABLES = [
         {"own.csv": "text,pair,label\na, ,x\nb,,y\n"},
     ),
     (
+        "--do-train --train-file {folder}/own.csv --text-column q --pair-column p "
+        "--negative-columns n",
+        ":2: 'p' is a list that was written as text, ...: give JSON lines",
+        {"own.csv": "q,p,n\na,\"['x', 'y']\",\"['k']\"\n"},
+    ),
+    (
         OWN.replace(".csv", ".tsv"),
         ":2: 3 cells, more than the 2 columns",
         {"own.tsv": "text\tlabel\na\tb\tc\n"},
