@@ -20,10 +20,7 @@ from bert_recipe.model.encoders.bert import (
     make_norm,
 )
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, OutputBias, Transform
-from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.utils.typed_json import JsonObject
-
-GELU = ACTIVATIONS["gelu"]  # the heads use it with any hidden_act, as in transformers
 
 
 @dataclass(frozen=True)
@@ -119,15 +116,8 @@ class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
         return num_masked * 2 * config.embedding_size * outputs
 
 
-class ElectraClassificationHead(nn.Module):
-    def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
-        super().__init__()
-        self.dense = Linear(hidden_size, hidden_size)
-        self.out_proj = Linear(hidden_size, num_outputs)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, first_NE: Tensor) -> Tensor:
-        return self.out_proj(self.dropout(GELU(self.dense(first_NE))))
+class ElectraClassificationHead(heads.DenseClassifier):
+    activation = staticmethod(ACTIVATIONS["gelu"])  # with any hidden_act, as in transformers
 
 
 class ElectraForSequenceClassification(ElectraPreTrainedModel, heads.SequenceClassification):

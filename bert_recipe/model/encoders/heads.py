@@ -90,6 +90,21 @@ class NextSentenceModel(MaskedLanguageModel):
         """The logits [N, 2]: the second text follows the first one, or is random."""
 
 
+class DenseClassifier(nn.Module):
+    """A classifier after a dense layer with an `activation`."""
+
+    activation: Callable[[Tensor], Tensor]
+
+    def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size)
+        self.out_proj = Linear(hidden_size, num_outputs)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, first_NE: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(self.activation(self.dense(first_NE))))
+
+
 class ClassificationModel(PreTrainedModel):
     """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT
     has a `head` before it. classifier_class: from the numbers of inputs and outputs and the

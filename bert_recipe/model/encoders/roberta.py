@@ -21,8 +21,7 @@ from bert_recipe.model.encoders.bert import (
     make_norm,
 )
 from bert_recipe.model.encoders.config import token_id
-from bert_recipe.model.encoders.modules import Linear, Transform
-from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.model.encoders.modules import Transform
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.typed_json import JsonObject
 
@@ -121,15 +120,8 @@ class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
         return self.lm_head.bias
 
 
-class RobertaClassificationHead(nn.Module):
-    def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
-        super().__init__()
-        self.dense = Linear(hidden_size, hidden_size)
-        self.out_proj = Linear(hidden_size, num_outputs)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, first_NE: Tensor) -> Tensor:
-        return self.out_proj(self.dropout(torch.tanh(self.dense(first_NE))))
+class RobertaClassificationHead(heads.DenseClassifier):
+    activation = staticmethod(torch.tanh)
 
 
 class RobertaForSequenceClassification(RobertaPreTrainedModel, heads.SequenceClassification):
