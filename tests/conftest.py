@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import h5py
@@ -167,6 +168,16 @@ TINY = {
     "vocab_size": 10_000,
 }
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def write_json_lines(path: Path, rows: Iterable[dict]) -> None:
+    path.write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )
+
+
+def read_json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def sample_rows(

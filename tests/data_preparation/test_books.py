@@ -1,8 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, write_json_lines
 
 from bert_recipe.data_preparation.sources import documents as reader
 from bert_recipe.data_preparation.sources.books import clean_book
@@ -139,7 +138,7 @@ def test_a_long_text_is_cut_between_paragraphs(tmp_path):
 
 def test_records_are_documents(tmp_path):
     records = [{"text": "One.\n\nTwo."}, {"text": " \n"}, {"text": "Three.", "other": 1}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_json_lines(tmp_path / "a.jsonl", records)
     expected = [["One.", "Two."], ["Three."]]
     assert [document.paragraphs for document in read_documents(tmp_path / "a.jsonl")] == expected
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -7,7 +7,7 @@ import json
 import pytest
 import tokenizers
 import transformers
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, write_json_lines
 from encoder_cases import MODERNBERT
 from pretraining_from_text import pretrain
 from small_runs import run_here
@@ -91,7 +91,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     assert run_glue.main([*shared, *texts]) == 0
     assert run_embeddings.main([*shared, *texts[:4], "--pair-column", "label"]) == 0
     rows = [{"text": "good bad", "labels": ["one", "two"]}, {"text": "bad", "labels": []}] * 4
-    (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "many.jsonl", rows)
     many = (
         "--train-file",
         str(tmp_path / "many.jsonl"),
@@ -107,7 +107,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
         == 0
     )
     rows = [{"text": "Anna saw Zo\u00e9.", "spans": [{"start": 0, "end": 4, "label": "PER"}]}] * 4
-    (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "tags.jsonl", rows)
     assert run_ner.main([*shared, "--train-file", str(tmp_path / "tags.jsonl")]) == 0
     lengths = ("--max-query-length", "32", "--max-seq-length", "128")
     assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json"), *lengths]) == 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from conftest import VOCAB_FILE
+from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
@@ -90,7 +90,7 @@ def texts_with_entities(folder: Path):
         for text, kind in zip(texts(random), random.choice(("PER", "LOC"), NUM_ROWS), strict=True)
     ]
     path = folder / "eval.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(path, rows)
     return TokenClassificationTask(eval_file=path, labels=TAGS, label_all_tokens=True), len(TAGS)
 
 

@@ -1,10 +1,9 @@
 """Rows that are most likely mistakes are named with their lines before training."""
 
-import json
 from pathlib import Path
 
 import pytest
-from conftest import VOCAB_FILE
+from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
@@ -83,7 +82,7 @@ def test_contradicting_sentences_are_named(tmp_path, capsys):
     ):
         keys = ("start", "end", "label")
         rows.append({"text": text, "spans": [dict(zip(keys, each, strict=True)) for each in spans]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(path, rows)
     read_sentences(path, True)
     output = capsys.readouterr().out
     assert "1 sentences have contradicting labels: line 1 (0-4 PER) and line 4" in output

@@ -1,9 +1,8 @@
 """Files of pairs, triplets and lists of texts for sentence embeddings."""
 
-import json
 from pathlib import Path
 
-from conftest import ROOT
+from conftest import ROOT, write_json_lines
 
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.tasks.embeddings.files import read_tuples
@@ -27,7 +26,7 @@ GROUPED |= {"pos_scores": [3, 2.5], "neg_scores": [1, 0.5, 0]}
 
 
 def grouped_tuples(path: Path, rows: list[dict], num_negatives: int | None, *teacher: str):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(path, rows)
     found = read_tuples(
         path, ("query", "pos", "neg"), None, teacher=teacher, num_negatives=num_negatives
     )
@@ -47,7 +46,7 @@ def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
 def test_a_row_can_have_a_prompt_of_its_own(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [GROUPED, {**GROUPED, "query": "b", "prompt": ""}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(path, rows)
     settings = EmbeddingSettings(prompts={"query": "q: ", "document": "d: "})
     found = read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
     texts = [[found.texts[index] for index in row] for row in found.rows]

@@ -1,11 +1,9 @@
 """Losses of sentence embeddings against loops in float64, and scores of retrieval by hand."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB_FILE
+from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.embeddings.files import TextTuples
 from bert_recipe.tasks.embeddings.retrieval import mean_scores, nearest, ranking_scores
@@ -97,7 +95,7 @@ def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
         texts = {name: f"{name} {number}" for name in ("q", "p", *negatives)}
         rows.append(texts | dict(zip(columns, values, strict=True)))
     path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(path, rows)
     task = EmbeddingTask(
         embedding_loss="margin-mse",
         temperature=0.1,

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
+from conftest import (
+    NO_DROPOUT,
+    TINY,
+    VOCAB_FILE,
+    assert_refused,
+    fine_tuning_words,
+    read_json_lines,
+    write_json_lines,
+)
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
@@ -62,7 +70,7 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
             }
         )
         rows[-1] |= {"n": " ".join(random.choice(WORDS, 3)), "stars": 4.5}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(path, rows)
     return path
 
 
@@ -78,7 +86,7 @@ def files(tmp_path_factory) -> Path:
         {"q": row["q"], "p": following["q"], "n": rows[number % 5]["q"]}
         for number, (row, following) in enumerate(itertools.pairwise(rows))
     ]
-    (folder / "chain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chain))
+    write_json_lines(folder / "chain.jsonl", chain)
     return folder
 
 
@@ -337,9 +345,9 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
     ):
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_bytes(content)
-    rows = [json.loads(line) for line in (files / "dev.jsonl").read_text().splitlines()]
+    rows = read_json_lines(files / "dev.jsonl")
     rows = [row | {name: row[name].upper() for name in "qp"} for row in rows]
-    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "dev.jsonl", rows)
     flags = (
         "--init-checkpoint",
         tmp_path / "model",
@@ -387,7 +395,7 @@ def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
     rows = list(map(json.loads, (files / "train.jsonl").read_text().splitlines()))
     grouped = [{"q": row["q"], "p": [row["p"]], "n": [row["n"], "left out"]} for row in rows]
     path = tmp_path / "grouped.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in grouped))
+    write_json_lines(path, grouped)
     flags = ("--negative-columns", "n", "--max-steps", 2, "--train-batch-size", 8)
     expected = train(files, tmp_path / "a", *flags, steps=2)
     lists = ("--train-file", path, "--num-negatives", 1)

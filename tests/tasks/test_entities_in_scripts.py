@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from conftest import TINY
+from conftest import TINY, read_json_lines, write_json_lines
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import inference
@@ -83,8 +83,8 @@ def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_
         }
         for text, spans in TEXTS
     ]
-    write(tmp_path / "train.jsonl", rows)
-    write(tmp_path / "dev.jsonl", rows[::-1])
+    write_json_lines(tmp_path / "train.jsonl", rows)
+    write_json_lines(tmp_path / "dev.jsonl", rows[::-1])
     words = ["--config-file", tmp_path / "config.json", "--vocab-file", vocab]
     words += ["--output-dir", tmp_path / "out", "--device", "cpu", "--do-train", "--do-eval"]
     words += ["--train-file", tmp_path / "train.jsonl", "--eval-file", tmp_path / "dev.jsonl"]
@@ -93,13 +93,9 @@ def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_
     (folder,) = tmp_path.glob("out/*/ner")
     assert json.loads((folder / "scores.json").read_text())["f1"] == 1
 
-    write(tmp_path / "bare.jsonl", [{"text": row["text"]} for row in rows])
+    write_json_lines(tmp_path / "bare.jsonl", [{"text": row["text"]} for row in rows])
     words = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]
     words += ["--input", tmp_path / "bare.jsonl", "--output", tmp_path / "found.jsonl"]
     assert inference.main([str(word) for word in words]) == 0
-    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    found = read_json_lines(tmp_path / "found.jsonl")
     assert found == rows
-
-
-def write(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

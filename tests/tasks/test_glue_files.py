@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import SHARED, needs_shared_data
+from conftest import SHARED, needs_shared_data, write_json_lines
 
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
@@ -56,7 +56,7 @@ def test_wic_is_read_as_it_is_published(tmp_path):
     row = {"word": "place", "sentence1": "Come to my place.", "sentence2": "No place for us."}
     rows = [row | {"idx": index, "label": bool(index), "start1": 11} for index in range(2)]
     path = TASKS["wic"].train_file(tmp_path)
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    write_json_lines(path, rows)
     found = read_examples(path, TASKS["wic"], labelled=True)
     assert path.name == "train.jsonl" and found.labels == ["false", "true"]
     assert (found.texts[0], found.pairs[0]) == (row["sentence1"], row["sentence2"])
@@ -210,7 +210,7 @@ def test_qqps_lines_that_were_cut_in_two_are_skipped_and_counted(tmp_path, capsy
 @pytest.mark.parametrize("second", [7, None, "8", True])
 def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
     rows = [{"question": "is it", "passage": "It is.", "idx": index} for index in (7, second)]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "test.jsonl", rows)
     with pytest.raises(UserError, match=r":2: 'idx' is .*, expected a unique whole number"):
         read_examples(tmp_path / "test.jsonl", TASKS["boolq"], labelled=False, is_test=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import write_json_lines
 from hugging_face import LARGE, bert_tokenizer, logits_of_transformers, save
 from transformers import (
     AutoModel,
@@ -180,7 +181,7 @@ def test_no_column_of_the_input_is_lost(folder, tmp_path):
         {"t": "a film", "x": [1, {"y": None}]},
         {"t": "b", "label": "mine", "predicted label": 0, "n": 10**30},
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "in.jsonl", rows)
     run(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--text-column", "t")
     for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
         assert {name: found[name] for name in row} == row
@@ -191,7 +192,7 @@ def test_no_column_of_the_input_is_lost(folder, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     for row in rows:
         row.pop("n", row.pop("x", None))
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "in.jsonl", rows)
     run(model, tmp_path / "in.jsonl", tmp_path / "out.parquet", "--text-column", "t")
     assert [row["label"] for row in parquet.read_table(tmp_path / "out.parquet").to_pylist()] == [
         None,
@@ -235,7 +236,7 @@ def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
     rows = [
         {"q": q, "c": c, "n": n} for n, (q, c) in enumerate(zip(questions, passages, strict=True))
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "in.jsonl", rows)
     run(
         model,
         tmp_path / "in.jsonl",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, fine_tuning_words
+from conftest import TINY, VOCAB_FILE, fine_tuning_words, read_json_lines, write_json_lines
 from hugging_face import bert_tokenizer
 from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
@@ -294,16 +294,13 @@ def test_json_lines_have_spans_of_characters(tmp_path):
             spans.append({"start": text.index(words[first]), "end": end, "label": kind})
         rows.append({"text": text, "spans": spans})
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (train := tmp_path / "train.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows[::-1])
-    )
+    write_json_lines(path, rows)
+    train = tmp_path / "train.jsonl"
+    write_json_lines(train, rows[::-1])
     files = ("--train-file", train, "--eval-file", path, "--predict-file", path)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
     assert json.loads((folder / "scores.json").read_text())["f1"] == 1
-    assert [
-        json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()
-    ] == rows
+    assert read_json_lines(folder / "predictions.jsonl") == rows
 
 
 def test_the_flags_of_transformers_example_choose_columns(tmp_path):

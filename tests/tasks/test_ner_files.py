@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import VOCAB_FILE
+from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.ner.files import SentenceColumns, read_sentences
 from bert_recipe.tasks.ner.task import TokenClassificationTask
@@ -248,7 +248,7 @@ def test_parts_of_speech_are_a_column_of_conllu(tmp_path):
 def test_offsets_that_javascript_counts_are_those_of_characters(tmp_path, rows, expected):
     path = tmp_path / "a.jsonl"
     lines = [{"text": text, "label": [[start, end, "X"]]} for text, start, end in rows]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json_lines(path, lines)
     *_, sentence = read_sentences(path, True)
     (entity,) = sentence.entities
     assert sentence.shown_entity(entity) == expected
@@ -275,7 +275,7 @@ def test_offsets_are_counted_as_in_all_files_or_refused(tmp_path, train, words, 
             {"text": text, "spans": [{"start": start, "end": end, "label": "X", **words}]}
             for text, start, end in rows
         ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        write_json_lines(tmp_path / f"{name}.jsonl", lines)
     task = TokenClassificationTask(
         train_file=tmp_path / "train.jsonl", eval_file=tmp_path / "dev.jsonl"
     )

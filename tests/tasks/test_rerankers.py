@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, assert_refused
+from conftest import (
+    NO_DROPOUT,
+    ROOT,
+    TINY,
+    VOCAB_FILE,
+    assert_refused,
+    read_json_lines,
+    write_json_lines,
+)
 from small_runs import run_here
 
 import inference
@@ -64,10 +72,6 @@ def run_example(language: str, code: str) -> None:
     assert PROGRAMS[program](words) == 0
 
 
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_the_examples_of_the_page_run_as_they_stand(folder, capsys):
     from sentence_transformers import CrossEncoder
 
@@ -75,14 +79,14 @@ def test_the_examples_of_the_page_run_as_they_stand(folder, capsys):
     assert [language for language, _ in examples].count("python") == 4
     for language, code in examples:
         run_example(language, code)
-    answers = {row["question"]: row["answer"] for row in read_lines(folder / "mined.jsonl")}
+    answers = {row["question"]: row["answer"] for row in read_json_lines(folder / "mined.jsonl")}
     assert answers
-    for row in read_lines(folder / "mined.jsonl"):
+    for row in read_json_lines(folder / "mined.jsonl"):
         texts = [row["answer"], *(row[f"negative_{number}"] for number in (1, 2, 3, 4))]
         assert len(set(texts)) == 5 and set(texts) <= set(PASSAGES)
     # The scores are those of the reranker.
     reranker = CrossEncoder("results/bert-base-uncased/reranker/best", device="cpu")
-    rows = read_lines(folder / "scored.jsonl")
+    rows = read_json_lines(folder / "scored.jsonl")
     assert rows
     for text, score in (("answer", "score"), ("negative_1", "score_1"), ("negative_2", "score_2")):
         expected = reranker.predict([(row["question"], row[text]) for row in rows])
@@ -100,7 +104,7 @@ def write_triplets(folder: Path) -> list[dict[str, str]]:
         }
         for number, word in enumerate(NAMES, 1)
     ]
-    (folder / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(folder / "triplets.jsonl", rows)
     return rows
 
 
@@ -136,10 +140,10 @@ def test_a_reranker_is_a_cross_encoder_with_one_output(folder):
     queries = [row["q"] for row in rows for _ in "pnm"]
     expected = peer.predict(list(zip(queries, texts, strict=True)))
     table = [{"q": query, "p": text} for query, text in zip(queries, texts, strict=True)]
-    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    write_json_lines(folder / "in.jsonl", table)
     words = f"--init-checkpoint {results / '4'} --input in.jsonl --output out.jsonl --device cpu"
     assert inference.main([*words.split(), "--text-column", "q", "--pair-column", "p"]) == 0
-    scores = [row["score"] for row in read_lines(folder / "out.jsonl")]
+    scores = [row["score"] for row in read_json_lines(folder / "out.jsonl")]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert np.ptp(scores) > 0.01 and min(scores) < 0  # logits
 

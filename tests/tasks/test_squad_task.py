@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import BERT_VOCAB_FILE, ROOT
+from conftest import BERT_VOCAB_FILE, ROOT, write_json_lines
 from conftest import SHARED as SHARED_DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -281,7 +281,7 @@ def test_a_question_per_row_is_read_as_in_hugging_faces_data_sets(tmp_path):
     expected = read_squad(tmp_path / "nested.json")
     assert expected.version_2
     (tmp_path / "a.json").write_text(json.dumps({"version": "0.1.0", "data": rows}))
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "a.jsonl", rows)
     for path in (tmp_path / "a.json", tmp_path / "a.jsonl"):
         assert read_squad(path) == replace(expected, path=path)
     unanswered = [{"context": "Anna sang.", "question": "Who?"}] * 2

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, write_json_lines
 from hypothesis import given
 from hypothesis import strategies as st
 from pretraining_from_text import pretrain, write_books
@@ -353,7 +353,7 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
     ]
     for row in rows:
         row["spans"] = [{"start": 10, "end": row["text"].index(" saw"), "label": "PER"}]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(tmp_path / "train.jsonl", rows)
     flags = [
         "--init-checkpoint",
         checkpoint,
