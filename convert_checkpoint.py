@@ -130,9 +130,8 @@ def write_model(
         key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")
     }
     if "classifier.weight" in tensors and "id2label" not in values:
-        labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.weight"]))]
-        values["id2label"] = {str(i): label for i, label in enumerate(labels)}
-        values["label2id"] = {label: i for i, label in enumerate(labels)}
+        count = len(tensors["classifier.weight"])
+        config = dataclasses.replace(config, labels=tuple(f"LABEL_{i}" for i in range(count)))
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 

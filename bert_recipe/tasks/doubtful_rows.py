@@ -8,6 +8,7 @@ from bert_recipe.utils.errors import listed, one_line
 from bert_recipe.utils.progress import print_once
 
 MAX_PLACES = 3  # of a message
+EMPTY = "have an empty text"
 # What pandas and spreadsheets write for a missing text.
 MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
 
@@ -54,24 +55,21 @@ def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int | str]]) -
     """
     rows = list(rows)
     missing = [line for texts, line in rows if any(text in MISSING_TEXTS for text in texts)]
-    if missing:
-        print_once(
-            f"warning: {one_line(str(path))}: {len(missing)} rows have a text such as 'nan': lines "
-            f"{listed(missing, MAX_PLACES)}: leave them out if that is a missing value"
-        )
+    advice = "leave them out if that is a missing value"
+    warn_of_lines(path, "have a text such as 'nan'", missing, advice)
     lines = [line for texts, line in rows if any(map(is_blank, texts))]
-    if lines:
-        print_once(
-            f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
-            f"{listed(lines, MAX_PLACES)}: leave them out if that is a mistake"
-        )
+    warn_of_lines(path, EMPTY, lines, "leave them out if that is a mistake")
 
 
 def warn_of_predicted_blanks(path: Path, rows: Iterable[tuple[Iterable[str], object]]) -> None:
     """Warns of texts to predict that are empty. rows: the texts of a row, and its line."""
     lines = [line for texts, line in rows if all(map(is_blank, texts))]
+    warn_of_lines(path, EMPTY, lines, "their prediction says nothing")
+
+
+def warn_of_lines(path: Path, what: str, lines: Sequence[object], advice: str) -> None:
     if lines:
         print_once(
-            f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
-            f"{listed(lines, MAX_PLACES)}: their prediction says nothing"
+            f"warning: {one_line(str(path))}: {len(lines)} rows {what}: lines "
+            f"{listed(lines, MAX_PLACES)}: {advice}"
         )
