@@ -7,7 +7,7 @@ left out.
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +155,9 @@ def read_texts(
     file = TextFile(path, bad_rows.add, table_format)
     rows = []
     for number, row in read_rows(file, exact=True):
-        missing = [name for name in (*columns, *others) if name not in row]
-        if missing:
-            has = ", ".join(map(repr, row))
-            why = f"no column {missing[0]!r}; it has {has}: check the column's name"
-            bad_rows.add(file.where(number), why)
+        problem = absent_column(row, (*columns, *others))
+        if problem is not None:
+            bad_rows.add(file.where(number), problem)
             continue
         not_strings = [name for name in columns if not isinstance(row[name], str)]
         if not_strings:
@@ -172,6 +170,15 @@ def read_texts(
     if not rows and not bad_rows.found:
         raise UserError(f"{path} has no rows: check the file")
     return rows
+
+
+def absent_column(row: Row, columns: Iterable[str]) -> str | None:
+    """What is wrong if the row lacks one of `columns`."""
+    for column in columns:
+        if column not in row:
+            has = ", ".join(map(repr, row))
+            return f"no column {column!r}; it has {has}: check the column's name"
+    return None
 
 
 def not_a_string(value: Any, column: str) -> str:

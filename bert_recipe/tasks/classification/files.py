@@ -19,7 +19,7 @@ from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.tables import Row, read_rows
+from bert_recipe.utils.tables import Row, absent_column, read_rows
 from bert_recipe.utils.text_files import table_parts
 
 Cell = TypeVar("Cell")
@@ -123,13 +123,11 @@ def read_part(
         try:
             if file.format.startswith(".json"):
                 row = plain_row(row)
-            missing = [name for name in columns if name not in row]
-            if missing and skips_incomplete:
-                skipped += 1
-                continue
-            if missing:
-                has = ", ".join(map(repr, row))
-                raise ValueError(f"no column {missing[0]!r}; it has {has}: check the column's name")
+            if problem := absent_column(row, columns):
+                if skips_incomplete:
+                    skipped += 1
+                    continue
+                raise ValueError(problem)
             if spec.negatives and labelled and is_first:
                 check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
             if reading.decimal == "," and spec.regression and labelled:

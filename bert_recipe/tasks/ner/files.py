@@ -29,7 +29,7 @@ from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.tables import Row, read_rows
+from bert_recipe.utils.tables import Row, absent_column, read_rows
 from bert_recipe.utils.text_files import TextFile
 from bert_recipe.utils.words import from_utf16
 
@@ -199,10 +199,8 @@ def renamed(row: Row, chosen: SentenceColumns) -> Row:
     """The row with the columns `chosen` under the names that `row_sentence` reads. Raises
     ValueError if it lacks one.
     """
-    absent = [name for name in chosen if name is not None and name not in row]
-    if absent:
-        has = ", ".join(map(repr, row))
-        raise ValueError(f"no column {absent[0]!r}; it has {has}: check the column's name")
+    if problem := absent_column(row, [name for name in chosen if name is not None]):
+        raise ValueError(problem)
     columns = dict(row)
     if chosen.words is not None:
         words = row[chosen.words]
