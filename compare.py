@@ -9,7 +9,6 @@ A run with --num-seeds has all its seeds; one with --num-folds has its folds as 
 interval is that of the paired bootstrap over rows and seeds.
 """
 
-import argparse
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
@@ -24,14 +23,12 @@ from bert_recipe.reporting.comparison import (
     read_model,
     verdict,
 )
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import ArgumentParser, RawHelpFormatter
 from bert_recipe.utils.progress import print_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
     parser.add_argument(
         "runs",
         nargs="+",

@@ -5,7 +5,6 @@ python3 report.py results/bert-large-uncased  # one run: both phases and fine-tu
 python3 report.py results/a results/b --output compare.html  # two runs, with their differences
 """
 
-import argparse
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
@@ -17,15 +16,13 @@ from bert_recipe.reporting.comparison import comparison_lines
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import ArgumentParser, RawHelpFormatter
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
     parser.add_argument(
         "runs",
         nargs="+",

@@ -16,7 +16,6 @@ only when it is complete. The result depends on input, options and seed, not on 
 workers.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -49,7 +48,7 @@ from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     Flag,
-    HelpFormatter,
+    RawHelpFormatter,
     flags_of,
     plain_name,
     positive_int,
@@ -160,10 +159,6 @@ examples:
   prepare.py all corpus /my/texts --train-vocab --no-do-lower-case --output-dir data/my
   prepare.py all wiki_only --language de --lengths 128:20 --dry-run
 """
-
-
-class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:

@@ -182,8 +182,12 @@ def absent_column(row: Row, columns: Iterable[str]) -> str | None:
 
 
 def not_a_string(value: Any, column: str) -> str:
-    what = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
-    return f"{column!r} is {what}, expected a string: correct the line"
+    if isinstance(value, list | dict):
+        return (
+            f"{column!r} is a {type(value).__name__}, expected a string: give one object for each "
+            f"row (pandas: to_json(FILE, orient='records', lines=True))"
+        )
+    return f"{column!r} is {value!r}, expected a string: correct the line"
 
 
 def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:

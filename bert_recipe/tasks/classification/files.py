@@ -19,7 +19,7 @@ from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.tables import Row, absent_column, read_rows
+from bert_recipe.utils.tables import Row, absent_column, not_a_string, read_rows
 from bert_recipe.utils.text_files import table_parts
 
 Cell = TypeVar("Cell")
@@ -316,11 +316,6 @@ def to_label(value: Any, name: str) -> str:
 
 
 def to_text(value: Any, name: str) -> str:
-    if isinstance(value, list | dict):
-        raise ValueError(
-            f"{name!r} is a {type(value).__name__}, expected a string: give one object for each "
-            f"row (pandas: to_json(FILE, orient='records', lines=True))"
-        )
     if not isinstance(value, str):
-        raise ValueError(f"{name!r} is {value!r}, expected a string: correct the line")
+        raise ValueError(not_a_string(value, name))
     return value
