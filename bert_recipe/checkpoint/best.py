@@ -35,10 +35,13 @@ MODEL_FILES = re.compile(
 class BestCheckpoint:
     """The evaluations of a run and its best model, which `--early-stopping` also decides on.
 
-    folder: of steps. metric: the score that decides. patience: training stops after so many
-    evaluations without a better score; None: it does not. development_data: digest of what is
-    evaluated. step: of the checkpoint that the run resumes, or 0; evaluations of later steps are
-    made again. evaluated_step: of the last evaluation that this checkpoint knows of, or None.
+    folder: of steps.
+    metric: the score that decides.
+    lower_is_better: as of a loss.
+    patience: training stops after so many evaluations without a better score; None: it does not.
+    development_data: digest of what is evaluated.
+    step: of the checkpoint that the run resumes, or 0; evaluations of later steps are made again.
+    evaluated_step: of the last evaluation that this checkpoint knows of, or None.
     on_main: see utils.distributed.
     """
 

@@ -204,20 +204,26 @@ def card_of(
     training_loss: of the last update that was logged.
     """
     flags = metadata.arguments
-    data = {"training file": "train_file", "training data": "data_dir", "shards": "input_dir"}
     facts = {"task": metadata.phase, "step": f"{step:,}" if step is not None else "the best one"}
-    facts |= {what: Path(flags[name]).name for what, name in data.items() if flags.get(name)}
+    for fact, flag in (
+        ("training file", "train_file"),
+        ("training data", "data_dir"),
+        ("shards", "input_dir"),
+    ):
+        if flags.get(flag):
+            facts[fact] = Path(flags[flag]).name
     if metadata.data is not None:
         facts["digest of the data"] = metadata.data
-    facts |= {"samples": f"{metadata.num_samples:,}", "seed": str(metadata.seed)}
+    facts["samples"] = f"{metadata.num_samples:,}"
+    facts["seed"] = str(metadata.seed)
     if training_loss is not None:
         facts["training loss"] = f"{training_loss:.4g}"
     facts["date"] = date.today().isoformat()
     if metadata.max_length:
         facts["longest text"] = f"{metadata.max_length} tokens"
-    base = flags.get("from_pretrained_params")
-    base = None if base is None else ModelFolder(base).name
-    if base is not None:
+    base = None
+    if flags.get("from_pretrained_params") is not None:
+        base = ModelFolder(flags["from_pretrained_params"]).name
         facts["started from"] = base
     return ModelCard(
         name=metadata.name or metadata.phase,

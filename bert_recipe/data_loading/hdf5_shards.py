@@ -279,16 +279,19 @@ class ContiguousShards:
             values[key] = np.ndarray((len(rows), *layout.shape[1:]), layout.dtype, content)
         return values
 
-    def _read_again(self, number: int, *read: int) -> bytes:
-        """Repeats one of the reads, of which one failed."""
+    def _read_again(self, number: int, descriptor: int, size: int, offset: int) -> bytes:
+        """`size` bytes at `offset` of shard `number`: when one of several reads failed, each is
+        repeated. Raises UserError if it was this one.
+        """
         try:
-            found = os.pread(*read)
+            content = os.pread(descriptor, size, offset)
             reason = "was cut off while it was read"
         except OSError as error:
-            found, reason = b"", f"cannot be read ({error.strerror})"
-        if len(found) < read[1]:
+            content = b""
+            reason = f"cannot be read ({error.strerror})"
+        if len(content) < size:
             raise UserError(f"shard {self.shards[number].path} {reason}: make or fetch it again")
-        return found
+        return content
 
 
 def open_file(path: Path) -> int:

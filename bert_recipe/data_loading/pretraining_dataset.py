@@ -120,12 +120,12 @@ class PretrainingDataset:
         if self.contiguous is not None:
             return self.contiguous.read(numbers, rows)
         shapes = {key: layout.shape[1:] for key, layout in self.shards[0].layouts.items()}
-        found = {key: np.empty((len(rows), *shapes[key]), np.int64) for key in KEYS}
+        values = {key: np.empty((len(rows), *shapes[key]), np.int64) for key in KEYS}
         for number in np.unique(numbers):
-            here = np.flatnonzero(numbers == number)
+            in_shard = np.flatnonzero(numbers == number)
             for key in KEYS:
-                found[key][here] = self.shards[number].read(key, rows[here])
-        return found
+                values[key][in_shard] = self.shards[number].read(key, rows[in_shard])
+        return values
 
     def read(
         self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0

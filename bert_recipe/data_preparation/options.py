@@ -300,5 +300,6 @@ def sample_options(args: Arguments, length: int, max_masked: int) -> SampleOptio
         chosen["short_seq_prob"] = 0.0
     if args.dynamic_masking:
         chosen |= {"predictions_per_sequence": 0, "masked_lm_prob": 0.0}
-        chosen |= {} if args.given("dupe_factor") else {"dupe_factor": 1}
+        if not args.given("dupe_factor"):
+            chosen["dupe_factor"] = 1
     return from_flags(SampleOptions, args, **chosen)

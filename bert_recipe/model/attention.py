@@ -116,14 +116,13 @@ class FlashAttention:
 
     def __init__(self, layout: StreamLayout):
         cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal, _ = layout
-        # The operator leaves tokens outside all sequences undefined, so they form sequences.
+        # The operator leaves tokens outside all sequences undefined, so they form sequences, as
+        # many as all tokens would need: of these, those beyond the filler are empty.
         if has_filler:
-            ends = torch.arange(
-                1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device
-            )
-            cu_seqlens = torch.cat(
-                [cu_seqlens, (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)]
-            )
+            num_fillers = -(-num_tokens // max_seqlen)
+            numbers = torch.arange(1, num_fillers + 1, dtype=torch.int32, device=cu_seqlens.device)
+            filler_ends = (cu_seqlens[-1] + max_seqlen * numbers).clamp(max=num_tokens)
+            cu_seqlens = torch.cat([cu_seqlens, filler_ends])
         self.cu_seqlens, self.max_seqlen = cu_seqlens, max_seqlen
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:

@@ -111,9 +111,9 @@ def linear_cross_entropy(
         return summed_cross_entropy(F.linear(hidden_ME, weight_VE, bias_V), labels_M)
     kind = hidden_ME.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):  # meta has no autocast
-        hidden_ME, weight_VE = (
-            tensor.to(torch.get_autocast_dtype(kind)) for tensor in (hidden_ME, weight_VE)
-        )
+        dtype = torch.get_autocast_dtype(kind)
+        hidden_ME = hidden_ME.to(dtype)
+        weight_VE = weight_VE.to(dtype)
     return LinearCrossEntropy.apply(hidden_ME, weight_VE, bias_V, labels_M)
 
 

@@ -254,9 +254,11 @@ def is_wide(header: Sequence[str]) -> bool:
 
 def mistake_tables(phase: RunPhase) -> Iterator[tuple[str, list[list[str]]]]:
     """Title and rows of the most confident mistakes, if the log has them."""
-    for name in [name for name in phase.results if name.endswith(MISTAKES)]:
+    for name, mistakes in phase.results.items():
+        if not name.endswith(MISTAKES):
+            continue
         rows = []
-        for mistake in phase.results[name]:
+        for mistake in mistakes:
             texts = [str(mistake[key]) for key in ("text", "label", "prediction")]
             rows.append([*texts, f"{float(mistake['confidence']):.3g}"])
         yield title_of(name), rows

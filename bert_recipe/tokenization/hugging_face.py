@@ -191,7 +191,7 @@ class HuggingFaceTokenizer:
         """The texts of tokens, with the space before those that begin a word."""
         prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
         if prefix:  # of WordPiece, whose decoder would also remove spaces before punctuation
-            return [self._text_without(prefix, token_id) for token_id in token_ids]
+            return [self._wordpiece_text(prefix, token_id) for token_id in token_ids]
         # A decoder removes the space at the beginning, so each token is decoded twice in a row:
         # what follows the first one is the token with its space.
         decode = self._tokenizer.decode_batch
@@ -208,8 +208,10 @@ class HuggingFaceTokenizer:
             texts.append(text)
         return texts
 
-    def _text_without(self, prefix: str, token_id: int) -> str:
-        """The text of a token that begins a word unless it has the `prefix`."""
+    def _wordpiece_text(self, prefix: str, token_id: int) -> str:
+        """The text of a token: "ing" of "##ing", if `prefix` is "##", and " sing" of "sing", which
+        begins a word.
+        """
         token = self._tokenizer.id_to_token(token_id) or ""  # ids may have gaps
         return token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
 

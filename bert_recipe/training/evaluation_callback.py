@@ -129,6 +129,9 @@ class Evaluations(Callback):
         return step > 0 and is_due(step, config.eval_steps, config.max_steps)
 
     def _keep_best(self, best: BestCheckpoint, scores: dict[str, float]) -> None:
+        """Adds `scores` to `best`, and writes what it keeps; also a checkpoint if the model is the
+        best one, or the run ends since none was better for long.
+        """
         if not best.add(self.state.step, scores):
             return
         if best.is_exhausted or best.newest_is_best:

@@ -99,7 +99,8 @@ def run(stage: Stage, executor: Executor) -> None:
         replaced = stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}{TEMPORARY_SUFFIX}*")
         for leftover in (*partial_folders(stage.folder), *replaced):
             shutil.rmtree(leftover)
-    if (made := read_manifest(stage.folder)) is None:
+    made = read_manifest(stage.folder)
+    if made is None:
         raise disturbed(stage.folder)
     size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
     counts = ", ".join(

@@ -226,17 +226,22 @@ def draw_blocks(
 def draw_packed_blocks(
     corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator
 ) -> Drawn:
-    """Samples of several documents."""
+    """Samples of several documents, which are not truncated."""
     passes = [pack_documents(corpus, options, rng) for _ in range(options.dupe_factor)]
     for previous, pieces in itertools.pairwise(passes):
-        pieces["row"] += previous["row"][-1] + 1
+        pieces["row"] += previous["row"][-1] + 1  # rows are counted on
     pieces = np.concatenate(passes)
-    samples = int(pieces["row"][-1]) + 1
-    bounds = np.searchsorted(pieces["row"], [*range(0, samples, WRITE_BLOCK), samples])
-    parts = (pieces[start:stop] for start, stop in itertools.pairwise(bounds))
-    found = (assemble_packed(corpus.ids, part, options, tokenizer) for part in parts)
-    blocks = ((*block, np.full(len(block[0]), NO_LABEL, np.int8)) for block in found)
-    return samples, int(pieces["length"].sum()), 0, blocks
+    num_samples = int(pieces["row"][-1]) + 1
+    first_rows = [*range(0, num_samples, WRITE_BLOCK), num_samples]
+    bounds = np.searchsorted(pieces["row"], first_rows)  # of the pieces of each block
+
+    def blocks() -> Iterator[tuple[np.ndarray, ...]]:
+        for start, stop in itertools.pairwise(bounds):
+            arrays = assemble_packed(corpus.ids, pieces[start:stop], options, tokenizer)
+            labels = np.full(len(arrays[0]), NO_LABEL, np.int8)
+            yield *arrays, labels
+
+    return num_samples, int(pieces["length"].sum()), 0, blocks()
 
 
 def draw_masks(

@@ -109,9 +109,9 @@ class BertConfig(ModelConfig):
 
     @property
     def head_dropout(self) -> float:
-        return (
-            self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
-        )
+        if self.classifier_dropout is None:
+            return self.hidden_dropout_prob
+        return self.classifier_dropout
 
     def with_dropout(self, prob: float) -> Self:
         return dataclasses.replace(

@@ -241,11 +241,10 @@ class ModernBertMLP(nn.Module):
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
         # For inference and float8, Wi is another module.
-        inner, gate = (
-            self.Wi.products(hidden_TE)
-            if type(self.Wi) is Linear
-            else self.Wi(hidden_TE).chunk(2, dim=-1)
-        )
+        if type(self.Wi) is Linear:
+            inner, gate = self.Wi.products(hidden_TE)
+        else:
+            inner, gate = self.Wi(hidden_TE).chunk(2, dim=-1)
         return self.Wo(self.dropout(self.activation(inner) * gate))
 
 

@@ -41,10 +41,12 @@ class Linear(nn.Linear):
             return list(self(hidden_TE).chunk(self.stacked, dim=-1))
         if torch.is_autocast_enabled("cpu"):  # which would cast it for each product
             hidden_TE = hidden_TE.to(torch.get_autocast_dtype("cpu"))
-        biases = [None] * self.stacked if self.bias is None else self.bias.chunk(self.stacked)
+        weights = self.weight.chunk(self.stacked)
+        if self.bias is None:
+            return [F.linear(hidden_TE, weight) for weight in weights]
+        biases = self.bias.chunk(self.stacked)
         return [
-            F.linear(hidden_TE, *part)
-            for part in zip(self.weight.chunk(self.stacked), biases, strict=True)
+            F.linear(hidden_TE, weight, bias) for weight, bias in zip(weights, biases, strict=True)
         ]
 
 

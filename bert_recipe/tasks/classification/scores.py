@@ -169,10 +169,10 @@ def label_probabilities(logits_nC: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-logits_nC.astype(np.float64)))
 
 
-def sureness(logits_nC: np.ndarray, found_nC: np.ndarray) -> np.ndarray:
-    """The probability that each label is present or absent, as `found_nC` says [n, C]."""
+def sureness(logits_nC: np.ndarray, predicted_nC: np.ndarray) -> np.ndarray:
+    """The probabilities [n, C] of what is predicted for each label: 1, present, or 0, absent."""
     probability_nC = label_probabilities(logits_nC)
-    return np.where(found_nC > 0, probability_nC, 1 - probability_nC)
+    return np.where(predicted_nC > 0, probability_nC, 1 - probability_nC)
 
 
 def write_predictions(

@@ -435,6 +435,9 @@ def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
 
 
 def check_single(examples: Examples, labels: set[str]) -> None:
+    """Raises UserError if `labels`, one per text, cannot be classes, and warns if each may be
+    several labels.
+    """
     if len(labels) < 2:
         raise UserError(
             f"{examples.path}: all labels are {min(labels)!r}: there must be at least two"

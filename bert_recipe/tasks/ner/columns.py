@@ -184,11 +184,15 @@ def column_index(file: TextFile, flag: str, number: str | None) -> int | None:
 
 
 def split_line(file: TextFile, line: str) -> list[str]:
-    """The columns of a line. Other spaces than U+0020, such as those that are not broken, are in
-    words.
+    """The columns of a line. Only U+0020 divides them: another space, such as a no-break space,
+    belongs to its column.
     """
-    separator = file.delimiter or ("\t" if "\t" in line else None)
-    return line.split(separator) if separator else [part for part in line.split(" ") if part]
+    separator = file.delimiter
+    if not separator and "\t" in line:
+        separator = "\t"
+    if separator:
+        return line.split(separator)
+    return [part for part in line.split(" ") if part]
 
 
 def read_columns(

@@ -248,11 +248,14 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return marked
 
     def word_tags(self, sentence: Sentence, predicted_entities: set[Entity]) -> list[str]:
-        """The tags of all words; of classes, a word without tokens has the first one."""
+        """The tags of all words, such as ["B-PER", "I-PER", "O"], or their classes, such as
+        ["NOUN", "VERB"], where a word without tokens has the first class.
+        """
+        num_words = len(sentence.words)
         if not self.has_classes:
-            return tags_of(predicted_entities, [(at, at + 1) for at in range(len(sentence.words))])
-        by_word = {start: kind for kind, start, _ in predicted_entities}
-        return [by_word.get(at, self.labels[0]) for at in range(len(sentence.words))]
+            return tags_of(predicted_entities, [(word, word + 1) for word in range(num_words)])
+        class_of_word = {start: kind for kind, start, _ in predicted_entities}
+        return [class_of_word.get(word, self.labels[0]) for word in range(num_words)]
 
     def score(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
