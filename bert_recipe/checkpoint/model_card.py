@@ -90,10 +90,14 @@ TEMPLATE = """\
 
 @dataclass(frozen=True)
 class ModelCard:
-    """name: of the model. architecture: its class. facts: rows of a table. command: how it was
-    made. base: name of the model that it started from. scores: on the file `scored_file`.
-    needs_code: whether transformers needs code from the hub to read it. text_pairs: whether it
-    reads two texts together.
+    """name: of the model.
+    architecture: its class.
+    facts: rows of a table.
+    command: how it was made.
+    base: name of the model that it started from.
+    scores: on the file `scored_file`.
+    needs_code: whether transformers needs code from the hub to read it.
+    text_pairs: whether it reads two texts together.
     """
 
     name: str

@@ -18,10 +18,15 @@ ADVICE = "use the checkpoint before it, or take only its weights with --from-pre
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress file of a checkpoint. data: the data's digest. data_files: that of its files'
-    sizes and times. evaluated_step: of the last evaluation before it that chose the best model, or
-    None. encoder_start, head_losses: see TrainState. hyperparameters: flags that change results, by
-    name. Checkpoints of older versions lack these.
+    """The progress file of a checkpoint.
+
+    data: the data's digest.
+    data_files: that of its files' sizes and times.
+    evaluated_step: of the last evaluation before it that chose the best model, or None.
+    encoder_start, head_losses: see TrainState.
+    hyperparameters: flags that change results, by name.
+
+    Those with a default are missing in checkpoints of older versions.
     """
 
     step: int

@@ -35,10 +35,14 @@ def no_check(_weights: ModelFolder) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """Verified folders, or None. checkpoint: to resume. weights: the starting weights. problem: why
-    there are none, which is an error unless a checkpoint is resumed. check_weights: raises
-    UserError for weights that the program does not start from; not called if a checkpoint is
-    resumed. result_files: what --overwrite removes besides checkpoints.
+    """Verified folders, or None.
+
+    checkpoint: to resume.
+    weights: the starting weights.
+    problem: why there are none, which is an error unless a checkpoint is resumed.
+    check_weights: raises UserError for weights that the program does not start from; not called if
+        a checkpoint is resumed.
+    result_files: what --overwrite removes besides checkpoints.
     """
 
     config: StartConfig = field(default_factory=StartConfig)

@@ -59,8 +59,8 @@ class TrainState:
     `schedule_start`.
 
     encoder_start: the update after which the encoder is trained, too; None while only the head is.
-    head_losses: of the last updates of the head alone. pooler: of the starting weights, if only
-    fine-tuning needs it; checkpoints have it as it is.
+    head_losses: of the last updates of the head alone.
+    pooler: of the starting weights, if only fine-tuning needs it; checkpoints have it as it is.
     """
 
     def __init__(

@@ -107,9 +107,9 @@ class CheckpointWriter:
     takes ten times as long as the copy. If there is not enough memory for a copy, training waits
     for the whole write.
 
-    parent: the folder of steps, on storage shared by all ranks. sharded: whether all ranks write;
-    otherwise `write` is a no-op on all but the main process. keep_every: steps to keep besides the
-    newest ones.
+    parent: the folder of steps, on storage shared by all ranks.
+    sharded: whether all ranks write; otherwise `write` is a no-op on all but the main process.
+    keep_every: steps to keep besides the newest ones.
     """
 
     def __init__(

@@ -52,9 +52,11 @@ class PassSizes:
     """Sizes that determine, with the model, the memory of a micro-batch's forward and backward
     pass.
 
-    tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of
-    matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
-    attention.IMPLEMENTATIONS. is_causal: see StreamLayout.
+    tokens, sequences, num_masked: maximum T, N and M.
+    product, residual, mask: bytes per element of matrix products, of the residual stream and
+        LayerNorm, and of dropout masks.
+    attention: a key of attention.IMPLEMENTATIONS.
+    is_causal: see StreamLayout.
     """
 
     tokens: int
@@ -75,8 +77,11 @@ class PassSizes:
 
 
 class LayerAttention(NamedTuple):
-    """What determines, with the sizes of the pass, the memory of a layer's attention. has_dropout:
-    of the probabilities. rows: number of tokens whose output is used. window: see StreamLayout.
+    """What determines, with the sizes of the pass, the memory of a layer's attention.
+
+    has_dropout: of the probabilities.
+    rows: number of tokens whose output is used.
+    window: see StreamLayout.
     """
 
     num_heads: int

@@ -56,9 +56,10 @@ class Owners:
         """Updates batches of matrices, which are computed together.
 
         inputs: returns of each matrix of a batch this rank's rows of what its update is computed
-        from. compute: takes whole inputs, of this rank's matrices of a batch; returns their
-        results, as many rows, one below the other. apply: takes this rank's rows of the results of
-        a batch.
+            from.
+        compute: takes whole inputs, of this rank's matrices of a batch; returns their results, as
+            many rows, one below the other.
+        apply: takes this rank's rows of the results of a batch.
         """
         if self.group is None:
             for batch in batches:  # each at once, which needs memory for one batch only

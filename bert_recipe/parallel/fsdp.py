@@ -71,8 +71,8 @@ def shard_model(
 
     param_dtype: dtype of gathered parameters; gradients are reduced in float32.
     reshard_after_forward: `always` frees gathered parameters after the forward pass, `never` keeps
-    them for the backward pass, and `default` frees those of `blocks`. cpu_offload: keep parameters,
-    gradients and optimizer state on the CPU; for GPUs.
+        them for the backward pass, and `default` frees those of `blocks`.
+    cpu_offload: keep parameters, gradients and optimizer state on the CPU; for GPUs.
 
     Raises UserError for a parameter that is shared by units, and ValueError for a scalar parameter.
     """

@@ -163,9 +163,12 @@ def files_in_utf16(files: Mapping[str, Sequence[SpannedText]]) -> frozenset[str]
 
 
 class BoundedSpan(NamedTuple):
-    """A span of a text, read in two ways. in_characters: start and end as they are in the file.
-    in_utf16: the characters that these are if they are counted in UTF-16. given_text: the text of
-    the span in the file, if it is there. where: the place of the text in errors.
+    """A span of a text, read in two ways.
+
+    in_characters: start and end as they are in the file.
+    in_utf16: the characters that these are if they are counted in UTF-16.
+    given_text: the text of the span in the file, if it is there.
+    where: the place of the text in errors.
     """
 
     where: str

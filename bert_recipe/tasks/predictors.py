@@ -47,10 +47,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
-    inference.py that it takes. max_length: the most tokens of a sequence if the user gives none.
-    logits: see evaluation.predict. autocast: the context of a forward pass. prompt_name: of
-    embeddings.
+    """A loaded model. A subclass is for one head, a key of modeling.MODELS.
+
+    flags: flags of inference.py that it takes.
+    max_length: the most tokens of a sequence if the user gives none.
+    logits: see evaluation.predict.
+    autocast: the context of a forward pass.
+    prompt_name: of embeddings.
     """
 
     config: ModelConfig

@@ -46,8 +46,11 @@ from bert_recipe.utils.typed_json import JsonObject
 
 @dataclass(frozen=True)
 class PretrainingTask(SeparableTask):
-    """Both losses and their metrics. next_sentence: the data has sentence pairs, and the model the
-    head for them. options: the flags. vocab_size: the model's, once the data is open.
+    """Both losses and their metrics.
+
+    next_sentence: the data has sentence pairs, and the model the head for them.
+    options: the flags.
+    vocab_size: the model's, once the data is open.
     """
 
     next_sentence: bool = True

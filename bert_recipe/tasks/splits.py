@@ -10,8 +10,10 @@ from bert_recipe.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Split:
-    """fraction: share of the samples that is held out. num_folds: instead of it, as many parts,
-    each of which is held out once; `fold`, from 0, is that of this run. seed: of the drawing.
+    """fraction: share of the samples that is held out.
+    num_folds: instead of it, as many parts, each of which is held out once; `fold`, from 0, is that
+        of this run.
+    seed: of the drawing.
     """
 
     fraction: float | None

@@ -12,9 +12,13 @@ from bert_recipe.utils.stop_signal import StopSignal
 
 @dataclass(frozen=True)
 class Update:
-    """One pass of the loop. step: the number of the update, which is skipped if the gradient is
-    not finite. stats: of the global batch. sums: of this rank, see Task.loss. waited: seconds that
-    it waited for data. stops: whether the run stops after it.
+    """One pass of the loop.
+
+    step: the number of the update, which is skipped if the gradient is not finite.
+    stats: of the global batch.
+    sums: of this rank, see Task.loss.
+    waited: seconds that it waited for data.
+    stops: whether the run stops after it.
     """
 
     step: int

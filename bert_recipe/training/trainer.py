@@ -44,9 +44,11 @@ SomeCallback = TypeVar("SomeCallback", bound=Callback)
 class Trainer:
     """Trains from `state`.
 
-    learning_rate: the tensor that the optimizer reads. rates: its values from the present update
-    on, see `rate_table`. callbacks: see training/. stopwatch: of the phases of an update. settings:
-    to log at the start.
+    learning_rate: the tensor that the optimizer reads.
+    rates: its values from the present update on, see `rate_table`.
+    callbacks: see training/.
+    stopwatch: of the phases of an update.
+    settings: to log at the start.
     """
 
     def __init__(

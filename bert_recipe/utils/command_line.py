@@ -126,10 +126,12 @@ REQUIRED = object()  # the default of a required flag
 class Flag:
     """Declaration of a flag.
 
-    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of
-    choices, or a function that parses a string. needs: flags that this one requires, such as "--amp
-    or --lr-decay poly". excludes: flags that cannot be combined with it. options: passed to
-    argparse. tags: read by `Arguments.tagged`.
+    names: the flag and its aliases; the first one names the argument.
+    kind: `bool`, a tuple of choices, or a function that parses a string.
+    needs: flags that this one requires, such as "--amp or --lr-decay poly".
+    excludes: flags that cannot be combined with it.
+    options: passed to argparse.
+    tags: read by `Arguments.tagged`.
     """
 
     def __init__(

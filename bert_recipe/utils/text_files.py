@@ -34,8 +34,11 @@ OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
 
 
 class TableFormat(NamedTuple):
-    """How the user says that a file is written. delimiter: between columns; None: as the extension
-    says. encoding: None for UTF-8. decimal: the mark of numbers in CSV and TSV, a point or a comma.
+    """How the user says that a file is written.
+
+    delimiter: between columns; None: as the extension says.
+    encoding: None for UTF-8.
+    decimal: the mark of numbers in CSV and TSV, a point or a comma.
     """
 
     delimiter: str | None = None
@@ -81,8 +84,9 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 class TextFile:
     """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
 
-    number: the current line, from 1. first: the byte where the first line starts, in subclasses
-    that read a part. table_format: given by programs that have flags for it.
+    number: the current line, from 1.
+    first: the byte where the first line starts, in subclasses that read a part.
+    table_format: given by programs that have flags for it.
     """
 
     first = 0

@@ -77,10 +77,12 @@ MODERNBERT = TensorNames(
 class SourceWeights:
     """A source's tensors under Hugging Face's names.
 
-    origin: name in the source of each tensor, for error messages. unused: names in the source that
-    are not converted, by reason. notes: further messages for the user. hidden_act: the activation
-    function that the weights were trained with, if the file shows it. config_values,
-    tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them.
+    origin: name in the source of each tensor, for error messages.
+    unused: names in the source that are not converted, by reason.
+    notes: further messages for the user.
+    hidden_act: the activation function that the weights were trained with, if the file shows it.
+    config_values, tokenizer_files: content of `config.json`, and files of the tokenizer, if the
+        source has them.
     """
 
     path: Path

@@ -87,11 +87,13 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
 class PreTrainedModel(nn.Module, ABC):
     """Base class: initial weights, inference mode, and costs.
 
-    base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the
-    tensors of all heads that model folders of this architecture have; a folder may lack them and
-    the pooler. tied_copies: names of tensors in model folders that are copies of others.
-    span_classifier_name: name of the span head in model folders. task_head: prefix of the head that
-    fine-tuning adds, or none; `prepare_for_inference` leaves it as it is.
+    base_model_prefix: name of the encoder in models with a head.
+    head_names: prefixes of the tensors of all heads that model folders of this architecture have; a
+        folder may lack them and the pooler.
+    tied_copies: names of tensors in model folders that are copies of others.
+    span_classifier_name: name of the span head in model folders.
+    task_head: prefix of the head that fine-tuning adds, or none; `prepare_for_inference` leaves it
+        as it is.
     """
 
     # checkpoint/pretrained.py sets these; the model knows no files.

@@ -74,17 +74,24 @@ class ModelConfig:
     """The part of the architecture that all encoders have.
 
     labels: class names of a classification head (Hugging Face's `id2label`); a single one means
-    regression. multi_label: labels are independent (Hugging Face's `problem_type`). text_pairs:
-    whether a classification head is for pairs of texts; None: unknown. label_all_tokens: whether a
-    token classification head has learnt the labels of all tokens, not only those of the first token
-    of each word; None: unknown. embedding_pooling: `mean` or `first`, the state of the first token;
-    stored in sentence-transformers' files. tie_word_embeddings: whether the output layer of a
-    masked-language-model head has the word embeddings; other heads have none. These six are
-    ignored when configs are compared.
-    model_types: the values of `model_type` for this architecture. options: fields that the flags of
-    run_config.ModelSelection with the tag `encoder_option` change. needs_tokenizer_json: whether a
-    `vocab.txt` alone does not serve transformers for this architecture. meaning: keys that change
-    the meaning of weights of the same shapes.
+        regression.
+    multi_label: labels are independent (Hugging Face's `problem_type`).
+    text_pairs: whether a classification head is for pairs of texts; None: unknown.
+    label_all_tokens: whether a token classification head has learnt the labels of all tokens, not
+        only those of the first token of each word; None: unknown.
+    embedding_pooling: `mean` or `first`, the state of the first token; stored in
+        sentence-transformers' files.
+    tie_word_embeddings: whether the output layer of a masked-language-model head has the word
+        embeddings; other heads have none.
+
+    These six are ignored when configs are compared. Of the class:
+
+    model_types: the values of `model_type` for this architecture.
+    options: fields that the flags of run_config.ModelSelection with the tag `encoder_option`
+        change.
+    needs_tokenizer_json: whether a `vocab.txt` alone does not serve transformers for this
+        architecture.
+    meaning: keys that change the meaning of weights of the same shapes.
     """
 
     model_types: ClassVar[tuple[str, ...]]

@@ -18,17 +18,22 @@ def set_prefix(set_name: str) -> str:
 class TaskSpec:
     """What distinguishes a task on texts or pairs of texts.
 
-    name: name of the submission file. text, pair, label: column names. labels: classes in the order
-    of their ids; empty for regression, and for a custom file until its labels are known. header:
-    columns of training and development files without a header. index: column with the sample's name
-    in submissions; by default its number. sets: names of the evaluation sets, with which the names
-    of their files end; an empty name if there is only one. is_custom: a file of the user, whose
-    lines must have as many columns as the header. skips_incomplete_lines: skip broken lines in
-    training and development files. multi_label: samples have any number of labels. label_columns:
-    columns of 0 and 1, one per label, instead of `label`. label_separator: between the labels of a
-    cell, as the user says; None: LABEL_SEPARATOR, and files of other tools are refused. negatives:
-    of a reranker, columns of second texts that do not answer the text, instead of `label`; those in
-    `pair` do. It predicts one number, the logit of an answer.
+    name: name of the submission file.
+    text, pair, label: column names.
+    labels: classes in the order of their ids; empty for regression, and for a custom file until its
+        labels are known.
+    header: columns of training and development files without a header.
+    index: column with the sample's name in submissions; by default its number.
+    sets: names of the evaluation sets, with which the names of their files end; an empty name if
+        there is only one.
+    is_custom: a file of the user, whose lines must have as many columns as the header.
+    skips_incomplete_lines: skip broken lines in training and development files.
+    multi_label: samples have any number of labels.
+    label_columns: columns of 0 and 1, one per label, instead of `label`.
+    label_separator: between the labels of a cell, as the user says; None: LABEL_SEPARATOR, and
+        files of other tools are refused.
+    negatives: of a reranker, columns of second texts that do not answer the text, instead of
+        `label`; those in `pair` do. It predicts one number, the logit of an answer.
     """
 
     name: str

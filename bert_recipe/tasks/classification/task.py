@@ -65,12 +65,14 @@ MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of
 class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     """Classification or regression of texts and text pairs.
 
-    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name
-    of the set. predict_files: files to predict. stored_labels: labels of a fine-tuned model in the
-    order of its outputs. balanced: weight the loss of a class by n / (C * its samples), as
-    scikit-learn does, but at most by MAX_CLASS_WEIGHT; `class_weights` [C]. Each of several labels
-    is a question of two classes, absent and present; `class_weights` are then those of absent
-    labels and of present ones [2C].
+    spec: columns, labels in the task's order, and metrics.
+    eval_files: files to score, by the name of the set.
+    predict_files: files to predict.
+    stored_labels: labels of a fine-tuned model in the order of its outputs.
+    balanced: weight the loss of a class by n / (C * its samples), as scikit-learn does, but at most
+        by MAX_CLASS_WEIGHT; `class_weights` [C]. Each of several labels is a question of two
+        classes, absent and present; `class_weights` are then those of absent labels and of present
+        ones [2C].
     reading: how the files are read.
     """
 

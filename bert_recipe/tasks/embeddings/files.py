@@ -20,10 +20,12 @@ from bert_recipe.utils.text_files import TextFile, table_parts
 
 
 class TextTuples(NamedTuple):
-    """texts: distinct, with their prompts. rows: those of each sample: anchor, positive, hard
-    negatives. scores: of pairs, or None. originals: the texts without their prompts. corpus:
-    further texts among which the positives have to be found, by index. teacher_scores: of the
-    anchor with each other text of its sample, or None.
+    """texts: distinct, with their prompts.
+    rows: those of each sample: anchor, positive, hard negatives.
+    scores: of pairs, or None.
+    originals: the texts without their prompts.
+    corpus: further texts among which the positives have to be found, by index.
+    teacher_scores: of the anchor with each other text of its sample, or None.
     """
 
     texts: list[str]
@@ -106,8 +108,9 @@ def read_tuples(
 
 
 class TextSample(NamedTuple):
-    """texts: anchor, positive, hard negatives. scores: of the pair, or a teacher's; none without
-    columns of scores. prompt: of the anchor, where rows have prompts.
+    """texts: anchor, positive, hard negatives.
+    scores: of the pair, or a teacher's; none without columns of scores.
+    prompt: of the anchor, where rows have prompts.
     """
 
     line: int

@@ -58,9 +58,11 @@ SCORED_PAIRS, SCORED_QUERIES = "eval_predictions.tsv", "eval_predictions.jsonl"
 class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
 
-    columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a
-    pair. teacher: columns of the scores for margin MSE (see read_tuples). eval_file: scored pairs,
-    or pairs to retrieve: an anchor's positives among those of all and the texts of `corpus_file`.
+    columns: the anchor and its positive; none for a .txt file.
+    score: column of the similarity of a pair.
+    teacher: columns of the scores for margin MSE (see read_tuples).
+    eval_file: scored pairs, or pairs to retrieve: an anchor's positives among those of all and the
+        texts of `corpus_file`.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH

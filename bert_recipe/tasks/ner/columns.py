@@ -33,9 +33,12 @@ class SentenceColumns(NamedTuple):
 
 @dataclass
 class Columns:
-    """What the lines of a file have in common, but for comments. counts: lines by the number of
-    columns. tags: of the column `tag_at`, without those of words that are not written. counted,
-    uncounted: sentences of several words whose first columns count from 0 or 1, and others.
+    """What the lines of a file have in common, but for comments.
+
+    counts: lines by the number of columns.
+    tags: of the column `tag_at`, without those of words that are not written.
+    counted, uncounted: sentences of several words whose first columns count from 0 or 1, and
+        others.
     """
 
     tag_at: int | None
@@ -92,8 +95,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """How a file of columns is read. is_numbered: see Columns. word_at, tag_at: indices of columns;
-    tag_at is None without tags. needed: number of columns that each line must have.
+    """How a file of columns is read.
+
+    is_numbered: see Columns.
+    word_at, tag_at: indices of columns; tag_at is None without tags.
+    needed: number of columns that each line must have.
     """
 
     num_columns: int

@@ -20,8 +20,11 @@ UNNAMED_TYPE = "ENTITY"  # of files that have B, I and O only
 
 @dataclass(frozen=True)
 class TagForm:
-    """How tags are written. pattern: of tags other than O; None for types or classes alone.
-    is_class: each word has a class, such as its part of speech. outside: what is written for O.
+    """How tags are written.
+
+    pattern: of tags other than O; None for types or classes alone.
+    is_class: each word has a class, such as its part of speech.
+    outside: what is written for O.
     """
 
     pattern: re.Pattern[str] | None = PREFIXED

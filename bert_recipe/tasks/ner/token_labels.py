@@ -24,8 +24,11 @@ SEGMENTED_SHARE = 0.1
 
 
 class TokenUnits(NamedTuple):
-    """A sentence as tokens. first_tokens: of the units, indices in `ids`. bounds: [start, stop) of
-    each unit, in words or in characters of the text. cuts: where a long sentence may be divided.
+    """A sentence as tokens.
+
+    first_tokens: of the units, indices in `ids`.
+    bounds: [start, stop) of each unit, in words or in characters of the text.
+    cuts: where a long sentence may be divided.
     """
 
     ids: np.ndarray
