@@ -199,13 +199,11 @@ def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
         return x, y, y, y
     rows = []
     for group in np.array_split(np.arange(len(x)), MAX_POINTS):
-        found = y[group][np.isfinite(y[group])]
-        rows.append(
-            [
-                x[group].mean(),
-                *((found.mean(), found.min(), found.max()) if len(found) else [math.nan] * 3),
-            ]
-        )
+        finite_y = y[group][np.isfinite(y[group])]
+        if len(finite_y):
+            rows.append([x[group].mean(), finite_y.mean(), finite_y.min(), finite_y.max()])
+        else:
+            rows.append([x[group].mean(), math.nan, math.nan, math.nan])
     return tuple(np.array(rows).T)
 
 
@@ -228,11 +226,9 @@ def smooth(y: np.ndarray) -> np.ndarray:
 
 def spread(count: int, limit: int = MAX_MARKS) -> list[int]:
     """At most `limit` of the indices below `count`, evenly spread, the last included."""
-    return (
-        sorted({count - 1 - i * count // limit for i in range(limit)})
-        if count > limit
-        else list(range(count))
-    )
+    if count <= limit:
+        return list(range(count))
+    return sorted({count - 1 - i * count // limit for i in range(limit)})
 
 
 def path(x: Sequence[float], y: Sequence[float]) -> str:

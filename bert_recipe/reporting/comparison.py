@@ -43,8 +43,8 @@ class ScoredModel:
 
 
 def find_runs(path: Path) -> list[dict[str, Path]]:
-    """The runs with scored rows in `path` or below it. Those of the seeds or folds of a run are
-    together, by the names of their folders.
+    """The runs with scored rows in `path` or below it: of each the folders of its seeds or folds by
+    name, such as {"seed-1": ...}, or {"": folder} if it has none.
     """
     if is_scored(path):
         return [{"": path}]

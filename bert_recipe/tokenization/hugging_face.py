@@ -162,12 +162,12 @@ class HuggingFaceTokenizer:
         """
         self._tokenizer.encode_special_tokens = True
         decoded = text.decode("utf-8")
-        lines = [line.strip() for line in decoded.split("\n")]
-        before = [decoded[:1].isspace(), *lines[:-1]]
-        spaced = [
-            f" {line}" if line and previous else line
-            for previous, line in zip(before, lines, strict=True)
-        ]
+        spaced = []  # the lines, with the space before them
+        has_space = decoded[:1].isspace()
+        for raw_line in decoded.split("\n"):
+            line = raw_line.strip()
+            spaced.append(f" {line}" if line and has_space else line)
+            has_space = line != ""
         with library_errors(f"{self.vocab_file} fails on a text", BAD_RULES):
             ids_L = [
                 encoding.ids

@@ -284,18 +284,17 @@ def read_json_list(
     text = "".join(file)
     is_list = text.lstrip().startswith("[")
     try:
-        rows = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         if is_list:
             file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
             return
-        rows = None
-    if not is_list:
-        rows = rows.get("data") if isinstance(rows, dict) else None
-        if not isinstance(rows, list):
-            lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
-            yield from read_json_lines(lines, columns)
-            return
+        content = None  # JSON lines are not one value
+    rows = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
+        yield from read_json_lines(lines, columns)
+        return
     for number, row in enumerate(rows, 1):
         why = "not a JSON object" if not isinstance(row, dict) else bad_text(row, columns)
         if why is None:

@@ -99,13 +99,16 @@ def find_form(
         if file.format not in ROW_FORMATS:
             opened.append((file, tagged))
         elif tagged:
-            texts = spanned[file.path] = []
+            texts: list[SpannedText] = []
             for number, raw in read_rows(file):
                 row = readable_row(raw, chosen)
                 if words_of(row) is not None:
                     tags.update(tag for tag in row_tags(row) if isinstance(tag, str))
-                elif isinstance(spans := spans_of(row), list):
+                    continue
+                spans = spans_of(row)
+                if isinstance(spans, list):
                     texts.append(SpannedText(file.where(number), row.get("text"), spans))
+            spanned[file.path] = texts
     layouts, others = find_layouts(opened, chosen)
     tags += others
     form = TagForm.of(tags)

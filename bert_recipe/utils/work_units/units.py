@@ -60,9 +60,11 @@ def run_units(
     progress: Callable[[int], Any] = lambda _: None,
     version: Callable[[], str] = unversioned,
 ) -> list[Record]:
-    """Runs the units that have no valid record and returns all records. progress: gets the bytes of
-    each unit done. version: function of a module that identifies the program, which must give the
-    same in every worker process.
+    """Runs the units that have no valid record and returns all records.
+
+    progress: gets the bytes of each unit done.
+    version: function of a module that identifies the program, which must give the same in every
+        worker process.
     """
     records: dict[str, Record] = {}
     for unit in units:
