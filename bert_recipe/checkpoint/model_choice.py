@@ -123,7 +123,8 @@ def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
     """
     if not source.has_tokenizer or tokenizer.is_json or not source.has_tokens_of(tokenizer):
         return
-    then, now = (each.casing_settings() for each in (source.tokenizer(), tokenizer))
+    then = source.tokenizer().casing_settings()
+    now = tokenizer.casing_settings()
     if then["do_lower_case"] != now["do_lower_case"]:
         raise UserError(
             f"{tokenizer.vocab_file} is {Casing.of(now)}, and the tokenizer of {source} is "

@@ -114,8 +114,8 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
     """Groups samples into micro-batches. Returns row indices of `costs_nK`; each row is in one
     group.
 
-    costs_nK: K costs per sample, of which the first is its length. limits: maximum of each cost per
-    group.
+    costs_nK: K costs per sample, of which the first is its length.
+    limits: maximum of each cost per group.
 
     Samples are sorted by length, longest first. A group is closed when the next sample does not
     fit. If any B samples fit the limits, there are at most ceil(n / B) groups. Raises ValueError if
@@ -155,12 +155,14 @@ def pad_stream(
     tokens, sequences, masked = limits.padded_sizes(
         len(stream["input_ids"]), len(cu_seqlens) - 1, num_masked
     )
+    size_of_axis = {"token": tokens, "sequence": sequences, "masked": masked}
     filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
-    for name, axis, filler, _ in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
-        values = stream[name]
-        size = {"token": tokens, "sequence": sequences, "masked": masked}[axis]
-        widths = [(0, size - len(values)), *[(0, 0)] * (values.ndim - 1)]
-        filled[name] = np.pad(values, widths, constant_values=filler)
+    token_arrays = [Label(name, "token", 0) for name in TOKEN_ARRAYS]
+    for array in (*token_arrays, *labels):
+        values = stream[array.name]
+        widths = [(0, 0)] * values.ndim
+        widths[0] = (0, size_of_axis[array.axis] - len(values))
+        filled[array.name] = np.pad(values, widths, constant_values=array.filler)
     return filled
 
 

@@ -274,17 +274,21 @@ def make_phases(sessions: list[Session]) -> list[RunPhase]:
     """The phases of a run in the order of training. Sessions with different seeds or folds are
     phases of their own.
     """
-    by_name: dict[str, dict[tuple[Any, Any], list[Session]]] = {name: {} for name in PHASE_TITLES}
+    sessions_of: dict[str, dict[tuple[Any, Any], list[Session]]] = {}  # a phase, by seed and fold
+    for name in PHASE_TITLES:
+        sessions_of[name] = {}
     for session in sorted(sessions, key=lambda session: session.started):
-        variant = (session.settings.get("seed"), session.settings.get("fold"))
-        by_name.setdefault(session.phase_name, {}).setdefault(variant, []).append(session)
+        seed_and_fold = (session.settings.get("seed"), session.settings.get("fold"))
+        of_phase = sessions_of.setdefault(session.phase_name, {})
+        of_phase.setdefault(seed_and_fold, []).append(session)
     phases = []
-    for name, by_variant in by_name.items():
-        seeds = {seed for seed, _ in by_variant}
-        for (seed, fold), own in by_variant.items():
-            own_seed = seed if len(seeds) > 1 else None
-            phases.append(RunPhase(name, own_seed, own, own[-1].settings, fold=fold))
-            join_sessions(phases[-1])
+    for name, of_phase in sessions_of.items():
+        has_several_seeds = len({seed for seed, _ in of_phase}) > 1
+        for (seed, fold), joined in of_phase.items():
+            shown_seed = seed if has_several_seeds else None
+            phase = RunPhase(name, shown_seed, joined, joined[-1].settings, fold=fold)
+            join_sessions(phase)
+            phases.append(phase)
     return phases
 
 

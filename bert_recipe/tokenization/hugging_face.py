@@ -95,7 +95,8 @@ class HuggingFaceTokenizer:
         """The tokens that the post-processor puts before and after a text, as transformers does:
         other libraries' files may name other ones, or none, as Gemma's.
         """
-        bare, whole = (self._tokenizer.encode("a", add_special_tokens=add) for add in (False, True))
+        bare = self._tokenizer.encode("a", add_special_tokens=False)
+        whole = self._tokenizer.encode("a", add_special_tokens=True)
         if len(whole.tokens) != len(bare.tokens) + 2 or whole.tokens[1:-1] != bare.tokens:
             return {}
         return {"cls_token": whole.tokens[0], "sep_token": whole.tokens[-1]}

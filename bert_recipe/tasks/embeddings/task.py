@@ -208,8 +208,11 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         return batch
 
     def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_nk: Tensor) -> Tensor:
-        """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal
-        texts. scores: see TupleDataset.
+        """The loss [n] of each sample; its mean is the loss of the batch.
+
+        embeddings_nkE: of the k texts of each sample.
+        texts_nk: numbers of these texts, equal for equal texts.
+        scores_nk: see TupleDataset.
         """
         scores_n = scores_nk[:, 0]
         total_n = embeddings_nkE.new_zeros(len(embeddings_nkE))
