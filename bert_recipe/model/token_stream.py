@@ -199,8 +199,10 @@ def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[
     real; both [N, S].
     """
     offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
-    starts_N1, lengths_N1 = cu_seqlens[:-1, None], cu_seqlens.diff()[:, None]
-    return (starts_N1 + offsets_S).clamp(max=num_tokens - 1), offsets_S < lengths_N1
+    starts_N1 = cu_seqlens[:-1, None]
+    lengths_N1 = cu_seqlens.diff()[:, None]
+    is_real_NS = offsets_S < lengths_N1
+    return (starts_N1 + offsets_S).clamp(max=num_tokens - 1), is_real_NS
 
 
 def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor:

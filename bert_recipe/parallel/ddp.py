@@ -101,6 +101,9 @@ class ReplicatedMasters(Replicated):
         self.is_last = False
 
     def _make_buckets(self) -> None:
+        """Makes the buffers in which gradients are reduced, each of several parameters, and the
+        hooks that fill them.
+        """
         masters = self.masters.masters
         groups: list[list[str]] = [[]]
         trained = [name for name, p in masters.items() if p.requires_grad]

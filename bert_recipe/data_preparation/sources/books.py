@@ -54,8 +54,12 @@ def clean_book(text: str, name: str = "book") -> Iterator[Document]:
     """The chapters of `text` as documents named `name`#1, #2 and so on, with one line per
     paragraph.
     """
-    start, end = GUTENBERG_START.search(text), GUTENBERG_END.search(text)
-    text = text[start.end() if start else 0 : end.start() if end else len(text)]
+    start = GUTENBERG_START.search(text)
+    end = GUTENBERG_END.search(text)
+    if end is not None:
+        text = text[: end.start()]
+    if start is not None:
+        text = text[start.end() :]
     count = 0
     section: list[str] = []
     for paragraph in prose_paragraphs(text):

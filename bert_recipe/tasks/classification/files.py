@@ -110,8 +110,12 @@ def read_part(
     reading: ReadingOptions,
     taken: Collection[int],
 ) -> Iterator[tuple[int, Example]]:
-    """The rows of one file by their index (see `read_index`). columns: those that are used. taken:
-    the indices of all rows before, also of this file.
+    """The examples of one file, each with its index (see `read_index`).
+
+    columns: those that are used.
+    labelled: whether the rows have labels.
+    is_test: whether it is a file to predict, which has a header and whose lines are complete.
+    taken: the indices of all rows before; the caller adds each one before it takes the next.
     """
     header = None if is_test else spec.header
     skips_incomplete = spec.skips_incomplete_lines and not is_test
