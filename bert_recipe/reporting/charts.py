@@ -41,13 +41,18 @@ class Axis:
         self, values: np.ndarray, first: float, last: float, base: int = 0, whole: bool = False
     ):
         self.base, self.first, self.last = base, first, last
-        low, high = float(self._scale(values).min()), float(self._scale(values).max())
-        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):
+        scaled = self._scale(values)
+        low = float(scaled.min())
+        high = float(scaled.max())
+        is_one_value = high - low <= 1e-9 * max(abs(low), abs(high), 1e-200)
+        if is_one_value:
             low -= abs(low) / 10 or 1
             high += abs(high) / 10 or 1
-        step = 10.0 ** math.floor(math.log10((high - low) / MAX_TICKS))
-        step *= next(factor for factor in (1, 2, 5, 10) if factor * step * MAX_TICKS >= high - low)
-        step = max(step, 1.0) if whole or base else step
+        # The smallest of 1, 2, 5 and 10 times a power of ten with at most MAX_TICKS steps.
+        power = 10.0 ** math.floor(math.log10((high - low) / MAX_TICKS))
+        step = next(k * power for k in (1, 2, 5, 10) if k * power * MAX_TICKS >= high - low)
+        if whole or base:
+            step = max(step, 1.0)
         ticks = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
         self.low = low
         self.high = high

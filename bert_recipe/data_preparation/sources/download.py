@@ -41,10 +41,14 @@ class Checksum(NamedTuple):
 def fetch(
     urls: Sequence[str], path: Path, checksum: Checksum | None = None, size: int | None = None
 ) -> None:
-    """Downloads one file to `path`, unless it is there already. `urls`: addresses of the same file.
+    """Downloads one file to `path`, unless it is there already.
 
-    size: in bytes, if known. Raises UserError if no server has answered after one round, or
-    `ATTEMPTS` in a row have failed; the bytes so far stay for the next run.
+    urls: addresses of the same file; a server that fails is tried after the others.
+    checksum: of the file, if known.
+    size: in bytes, if known.
+
+    Raises UserError if no server has answered after one round, or `ATTEMPTS` in a row have failed;
+    the bytes so far stay for the next run.
     """
     for url in urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -60,16 +64,20 @@ def fetch(
     has_answered = False
     furthest = size_of(part)
     while True:
-        url, wait, is_final = mirrors[0], 0.0, False
+        url = mirrors[0]
+        asked_wait = 0.0  # seconds
+        is_final = False  # whether this server need not be asked again
         try:
             transfer(url, part, checksum is not None, size)
-            if (reason := mismatch(part, checksum, size)) is None:
+            reason = mismatch(part, checksum, size)
+            if reason is None:
                 break
             part.unlink(missing_ok=True)
             has_answered = True
         except urllib.error.HTTPError as error:
             asked = error.headers.get("Retry-After", "")  # seconds, or a date
-            wait = float(asked) if re.fullmatch("[0-9]{1,9}", asked) else 0.0
+            if re.fullmatch("[0-9]{1,9}", asked):
+                asked_wait = float(asked)
             reason = str(error)
             has_answered = True
             is_final = error.code not in RETRIED_STATUSES
@@ -79,15 +87,20 @@ def fetch(
         reason = one_line(f"{url}: {reason}")[:300]  # it may quote what a server said
         progressed = size_of(part) > furthest
         furthest = max(furthest, size_of(part))
-        failures = 1 if progressed else failures + 1
-        if not progressed:
-            mirrors = mirrors[1:] + [url] * (not is_final)
-        if not mirrors or failures >= (ATTEMPTS if has_answered or furthest else max(2, len(urls))):
+        if progressed:
+            failures = 1
+        else:
+            failures += 1
+            mirrors.remove(url)
+            if not is_final:
+                mirrors.append(url)
+        max_failures = ATTEMPTS if has_answered or furthest else max(2, len(urls))
+        if not mirrors or failures >= max_failures:
             raise UserError(
                 f"cannot download {reason}; gave up after {failures} attempts in a row: check the "
                 "network and the address, then rerun the same command to resume"
             )
-        wait = min(max(wait, FIRST_WAIT * 2 ** (failures - 1)), LONGEST_WAIT)
+        wait = min(max(asked_wait, FIRST_WAIT * 2 ** (failures - 1)), LONGEST_WAIT)
         tqdm.write(f"{reason}; next attempt in {wait:.0f} s", file=sys.stderr)
         time.sleep(wait)
     sync(part)

@@ -86,29 +86,33 @@ class FastSplitter:
 
     def is_end(self, word: str, mark: str, following: str) -> bool:
         """Whether a sentence ends at `mark` (a full stop or similar, with closing quotes) between
-        two words.
+        `word` and the word `following`.
         """
         stop = mark.rstrip(QUOTES + ")]}")
-        if stop.strip("."):
-            return not (following[0].islower() and stop != mark)
-        starts = self.starts_sentence(following)
-        if len(stop) > 1:
-            return starts is True or (following[0].isupper() and following.lower() in self.starters)
+        is_capitalized = following[0].isupper()
+        if stop.strip("."):  # another mark than full stops
+            is_quoted = stop != mark
+            return not (is_quoted and following[0].islower())
+        starts = self.starts_sentence(following)  # or None, if that is undecided
+        if len(stop) > 1:  # an ellipsis
+            return starts is True or (is_capitalized and following.lower() in self.starters)
+
+        # A full stop: is it one of an abbreviation, an initial or an ordinal number only?
         word = re.split(rf"[{OPENERS},;:*@]|--+|\u2014", word)[-1]
-        kind, next_kind = word_type(word), word_type(following)
+        kind = word_type(word)
+        next_kind = word_type(following)
         if (kind, next_kind) in self.collocations:
             return False
-        is_initial = len(word) == 1 and word.isalpha()
-        last_part = kind.rpartition("-")[2]
-        is_abbreviation = kind in self.abbreviations or last_part in self.abbreviations
-        if is_abbreviation and not is_initial:
-            return starts is True or (following[0].isupper() and next_kind in self.starters)
-        if is_initial:
-            never_lower = following[0].isupper() and not self.contexts.get(next_kind, 0) & LOWER
-            return not (
-                starts is False or (starts is None and never_lower) or kind in self.abbreviations
-            )
-        return not (kind == NUMBER and starts is False)
+        is_abbreviation = kind in self.abbreviations
+        if len(word) == 1 and word.isalpha():  # an initial
+            if is_abbreviation or starts is False:
+                return False
+            is_name = is_capitalized and not self.contexts.get(next_kind, 0) & LOWER
+            return starts is True or not is_name
+        if is_abbreviation or kind.rpartition("-")[2] in self.abbreviations:
+            return starts is True or (is_capitalized and next_kind in self.starters)
+        is_ordinal = kind == NUMBER and starts is False
+        return not is_ordinal
 
     def starts_sentence(self, word: str) -> bool | None:
         """Punkt's orthographic heuristic (section 4.1.1): None if it is undecided."""
