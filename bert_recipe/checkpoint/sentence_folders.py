@@ -64,9 +64,14 @@ class EmbeddingSettings:
     do_lower_case: bool = False  # before the tokenizer, which may be cased
 
     def prompted(self, name: str | None, text: str = "") -> str:
-        """`text` after the prompt, as it is tokenized."""
-        known = [key for key in (name, self.default_prompt) if key is not None]
-        text = next((self.prompts[key] for key in known if key in self.prompts), "") + text
+        """`text` after the prompt `name`, as it is tokenized; after the default prompt if there is
+        no such prompt, or none is named.
+        """
+        prompt = ""
+        for key in (self.default_prompt, name):
+            if key is not None:
+                prompt = self.prompts.get(key, prompt)
+        text = prompt + text
         return text.lower() if self.do_lower_case else text
 
     def with_query_prompt(self, prompt: str | None) -> "EmbeddingSettings":

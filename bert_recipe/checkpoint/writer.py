@@ -134,9 +134,10 @@ class CheckpointWriter:
 
     @property
     def error(self) -> BaseException | None:
-        return (
-            self.writing.exception() if self.writing is not None and self.writing.done() else None
-        )
+        """Of the last write, if it has ended."""
+        if self.writing is None or not self.writing.done():
+            return None
+        return self.writing.exception()
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint` after the previous one. The tensors, on any device, may change after

@@ -162,7 +162,7 @@ def entity_counts(
 
 
 def entity_scores(counts_n3: np.ndarray) -> dict[str, RowScore]:
-    """Those of correct, predicted and expected entities."""
+    """The scores of the numbers of correct, predicted and expected entities in each row [n, 3]."""
     rows = counts_n3.astype(float)
     return {
         "f1": SumScore(rows, lambda sums: f1(*sums.T)),

@@ -33,8 +33,9 @@ def progress_bar(
 ) -> tqdm:
     """A progress bar on standard error.
 
-    delay: seconds before it is shown, for work that is usually short. lines: without a terminal,
-    write a line every 30 seconds; False for work that logs its own progress.
+    delay: seconds before it is shown, for work that is usually short.
+    lines: without a terminal, write a line every 30 seconds; False for work that logs its own
+        progress.
     """
     options = {
         "total": total or None,

@@ -274,8 +274,10 @@ CELL_START = re.compile(r"\n[ \t]*(?:\|[-+]?|!)|\|\||!!")
 
 def table_text(table: str) -> str:
     """The passages of prose in the cells of a layout table."""
+    if len(table) < MIN_PASSAGE:
+        return ""
     passages = []
-    for cell in CELL_START.split(table)[1:] if len(table) >= MIN_PASSAGE else ():
+    for cell in CELL_START.split(table)[1:]:
         if len(cell.encode()) < MIN_PASSAGE:
             continue
         attributes, bar, content = cell.partition("|")
