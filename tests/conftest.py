@@ -170,6 +170,10 @@ TINY = {
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
+def read_json(path: Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_json_lines(path: Path, rows: Iterable[dict]) -> None:
     path.write_text(
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
@@ -279,6 +283,16 @@ def inputs(tmp_path_factory):
     from small_runs import RunInputs
 
     return RunInputs.make(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def glue_files(tmp_path_factory):
+    """A folder with the files of glue_runs.make_files, which tests do not change."""
+    from glue_runs import make_files
+
+    folder = tmp_path_factory.mktemp("glue")
+    make_files(folder)
+    return folder
 
 
 @pytest.fixture

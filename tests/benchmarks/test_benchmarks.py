@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 from argparse import Namespace
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB_FILE, write_shards
+from conftest import VOCAB_FILE, read_json, write_shards
 from processes import server
 
 import create_pretraining_data
@@ -175,7 +174,7 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
     ]
     monkeypatch.setattr(pretraining_step, "make_shards", lambda *_: shards)
     pretraining_step.main([*toy, "--output", str(output)])
-    result = json.loads(output.read_text())
+    result = read_json(output)
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
     assert set(medians) == {"this project", "transformers"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import NO_DROPOUT, ROOT, TINY
+from conftest import NO_DROPOUT, ROOT, TINY, read_json
 from hugging_face import save
 from small_runs import run_here
 from squad_documents import squad_document
@@ -100,10 +100,10 @@ def test_both_learn_the_task_and_the_same_command_continues(
     everybody = [OURS, THEIRS, GROUPED] if task == "cola" else [OURS, THEIRS]
     monkeypatch.setattr(compare_fine_tuning, "CONTESTANTS", everybody)
     main([*map(str, command)])
-    runs = json.loads(output.read_text())["runs"]
+    runs = read_json(output)["runs"]
     assert [run["contestant"] for run in runs] == everybody
     main([*map(str, command)])
-    assert json.loads(output.read_text())["runs"] == runs  # not repeated
+    assert read_json(output)["runs"] == runs  # not repeated
     for run in runs:
         assert {score: run[score] for score in perfect} == perfect
         assert (
@@ -113,7 +113,7 @@ def test_both_learn_the_task_and_the_same_command_continues(
     assert str(ROOT) not in output.read_text() and "torchao" not in "".join(capfd.readouterr())
     with pytest.raises(UserError, match="holds results with other settings"):
         main([*map(str, command), "--learning-rate", "1"])
-    settings = json.loads(output.read_text())["settings"]
+    settings = read_json(output)["settings"]
     assert settings["model"] == "model"
     with (model_folder / "model.safetensors").open("r+b") as file:  # of equal name, but others
         file.seek(-4, 2)

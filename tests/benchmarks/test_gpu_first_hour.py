@@ -1,12 +1,12 @@
 """The calls of the first minutes on a GPU, on a CPU at toy size."""
 
 import faulthandler
-import json
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import read_json
 from processes import PATIENCE, exit_codes, launch
 
 from benchmarks import gpu_first_hour
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 def run_call(name, folder, output, *flags) -> dict[str, dict]:
     paths = ("--folder", str(folder), "--output", str(output))
     code = gpu_first_hour.main([name, "--toy", *paths, *flags])
-    results = json.loads((output / f"{name}.json").read_text())["results"]
+    results = read_json(output / f"{name}.json")["results"]
     assert code == 0, results
     return {result["item"]: result for result in results}
 
@@ -94,7 +94,7 @@ def test_items_that_fail_do_not_end_the_others_and_late_ones_are_skipped(tmp_pat
     found = {"ok": True, "times": {"median": 0.123456}, "table": "a\nb"}
     items = [Item("fails", 1, fail), Item("works", 1, lambda: found), Item("late", 6000, fail)]
     assert not do_items(items, tmp_path / "call.json", 600, False)
-    results = json.loads((tmp_path / "call.json").read_text())["results"]
+    results = read_json(tmp_path / "call.json")["results"]
     assert [result.get("ok") for result in results] == [False, True, None]
     assert "no kernel" in results[0]["error"] and "6000 s" in results[2]["skipped"]
     assert "ok   works: times (median 0.123), seconds " in capsys.readouterr().out
@@ -124,7 +124,7 @@ def hang(folder: Path) -> int:
 def test_a_call_that_hangs_ends_with_its_results_and_prints_the_stacks(tmp_path):
     printed = tmp_path / "printed"
     assert exit_codes([launch(hang, (tmp_path,), {}, printed, printed)]) == [1]
-    assert json.loads((tmp_path / "checks.json").read_text())["results"][0]["ok"]
+    assert read_json(tmp_path / "checks.json")["results"][0]["ok"]
     assert "-- hangs" in printed.read_text() and "in wait_for_the_end" in printed.read_text()
 
 
@@ -148,7 +148,7 @@ def test_a_call_ends_where_an_item_has_spoiled_the_device_and_is_continued(tmp_p
     for works, continues in ((False, False), (True, True)):
         monkeypatch.setattr(calls, "device_works", lambda works=works: works)
         assert not do_items(items, path, 60, continues)
-        results = json.loads(path.read_text())["results"]
+        results = read_json(path)["results"]
         found.append({result["item"]: result["ok"] for result in results})
     assert found == [{"fails": False}, {"fails": False, "works": True}]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import ROOT
+from conftest import ROOT, read_json
 from gpu_stand_in.build import build, missing
 from launch_scripts import presets, processes_of, program_arguments
 from small_runs import run_here
@@ -163,7 +163,7 @@ class StandIn:
         given, found = self.folder / "cases.json", self.folder / "results.json"
         given.write_text(json.dumps(cases))
         self.start("program.py", given, found)
-        return json.loads(found.read_text())
+        return read_json(found)
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +393,7 @@ def test_no_item_of_the_first_minutes_on_a_gpu_ends_with_an_error(stand_in, tmp_
     write_shards(tmp_path / "books-128" / "hdf5", 128)
     stand_in.start("first_hour.py", tmp_path, tmp_path)
     files = [tmp_path / f"{call}.json" for call in ("checks", "training", "tasks", "speed")]
-    items = [item for path in files for item in json.loads(path.read_text())["results"]]
+    items = [item for path in files for item in read_json(path)["results"]]
     errors = {item["item"]: item["error"] for item in items if "error" in item}
     assert "out of memory" in errors.pop("memory runs out")
     assert all("float division by zero" in error for error in errors.values()), errors

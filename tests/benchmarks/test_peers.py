@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, read_json
 from hugging_face import save
 from small_runs import InMemoryDataset
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
@@ -169,6 +169,6 @@ def test_both_sides_make_samples_of_the_same_text(tmp_path, monkeypatch):
     for name in text_to_samples.PEER_ENVIRONMENT:
         monkeypatch.setenv(name, "")  # so that it is as before at the end
     text_to_samples.main(f"--input {text} --rounds 1 --output {output}".split())
-    found = json.loads(output.read_text())["implementations"]
+    found = read_json(output)["implementations"]
     ours, theirs = (found[name]["tokens"] for name in text_to_samples.CONTESTANTS)
     assert ours == pytest.approx(theirs, rel=0.05)  # the peer drops what fills no sample

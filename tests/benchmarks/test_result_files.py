@@ -2,14 +2,13 @@
 somewhere.
 """
 
-import json
 import re
 import statistics
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, read_json
 from scipy import stats
 
 HEADING = re.compile(r"^## ", re.MULTILINE)
@@ -123,7 +122,7 @@ def rounds_to(value: float, figure: str) -> bool:
 def test_rates_and_ratios_of_performance_md_are_those_of_their_files(section):
     for row in result_rows("docs/performance.md", section):
         (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
-        result = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+        result = read_json(ROOT / "benchmarks" / "results" / name)
         here, theirs, ratios = RATES[section](result, row)
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         ratio = re.search(r"\[([\w.]+)\]\([^)]*results", cells.pop())[1]
@@ -145,7 +144,7 @@ def rows_and_results(section: str, page: str = "docs/performance.md") -> list[tu
 
 
 def read_result(name: str) -> dict:
-    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    return read_json(ROOT / "benchmarks" / "results" / name)
 
 
 def figures_of(text: str) -> list[str]:
@@ -295,7 +294,7 @@ def test_figures_of_readme_are_those_of_the_pages():
 def test_scores_before_and_after_more_pre_training_are_those_of_their_file():
     for row in result_rows("docs/continue_pretraining.md", "What was measured?"):
         (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
-        result = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+        result = read_json(ROOT / "benchmarks" / "results" / name)
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         model, task, fine_tuning, *scores = cells[:-1]
         (found,) = (

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import assert_refused, reported
+from conftest import assert_refused, read_json, reported
 from processes import exit_codes, start_several
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
@@ -86,8 +86,8 @@ def disturb(folder, disturbance: str) -> None:
         older = folder / "5" / "model_ema.safetensors"
         (ema / "model.safetensors").unlink()
         shutil.copy2(older, ema / "model.safetensors")
-        manifest = json.loads((ema / "manifest.json").read_text())
-        files = json.loads((folder / "5" / "manifest.json").read_text())["files"]
+        manifest = read_json(ema / "manifest.json")
+        files = read_json(folder / "5" / "manifest.json")["files"]
         manifest["files"]["model.safetensors"] = files["model_ema.safetensors"]
         (ema / "manifest.json").write_text(json.dumps(manifest))
     elif disturbance == "removed":

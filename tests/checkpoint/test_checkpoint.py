@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import pytest
 import torch
-from conftest import assert_refused
+from conftest import assert_refused, read_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_runs import (
@@ -208,7 +208,7 @@ def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypat
         verify_checkpoint(folder)
     rewrite_manifest(folder)
     verify_checkpoint(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     digests = manifest["files"]["model.safetensors"]["sha256"]
     for wrong in (digests[:-1], [*digests, digests[0]], [digests[1], digests[0], *digests[2:]], []):
         manifest["files"]["model.safetensors"]["sha256"] = wrong

@@ -8,7 +8,16 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import BERT_VOCAB_FILE, NO_DROPOUT, ROOT, TINY, VOCAB_FILE, sample_rows, write_shard
+from conftest import (
+    BERT_VOCAB_FILE,
+    NO_DROPOUT,
+    ROOT,
+    TINY,
+    VOCAB_FILE,
+    read_json,
+    sample_rows,
+    write_shard,
+)
 from small_runs import run_here
 from tokenizer_kinds import file_of
 
@@ -22,7 +31,7 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.training.plan import find_starts
 
-TINY_CONFIG = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
+TINY_CONFIG = read_json(ROOT / "bert_configs" / "bert-tiny-uncased.json")
 
 
 @pytest.fixture(scope="module")

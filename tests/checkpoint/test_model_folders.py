@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE
+from conftest import ROOT, TINY, VOCAB_FILE, read_json
 from small_runs import choose_model_of
 from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
@@ -81,7 +81,7 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
         assert getattr(choice.config, name) == getattr(theirs.config, name)
     assert list(choice.tokenizer.vocab) == vocab_file.read_text().split()
 
-    longer = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 99}
+    longer = read_json(tmp_path / "config.json") | {"max_position_embeddings": 99}
     (tmp_path / "longer.json").write_text(json.dumps(longer))
     selection = ModelSelection(config_file=tmp_path / "longer.json")  # as in docs/modernbert.md
     other = choose_model(selection, ModelFolder(tmp_path))

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, read_json
 from safetensors.torch import load_file, save_file
 from small_runs import losses, train, transformers_batch, weights
 from transformers import BertConfig as HFConfig
@@ -216,7 +216,7 @@ def test_weights_that_are_a_pickle_only_are_refused_with_the_command_that_conver
 
 @pytest.mark.parametrize("architectures", [[], None, [None], True, -1, {}])
 def test_architectures_are_a_list_of_names_or_none(folder, architectures):
-    values = json.loads((folder / "config.json").read_text())
+    values = read_json(folder / "config.json")
     (folder / "config.json").write_text(json.dumps({**values, "architectures": architectures}))
     with (
         nullcontext()
@@ -255,7 +255,7 @@ MODERN = {
 )
 def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
     """For BERT: test_optimizer.py."""
-    values = json.loads(inputs.config.read_text())
+    values = read_json(inputs.config)
     folder = tmp_path / "theirs"
     if kind == "RoBERTa":
         model = RobertaForMaskedLM(RobertaConfig(**values, pad_token_id=0))
@@ -264,7 +264,7 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
     for p in model.parameters():  # so that attention and the heads matter
         p.data *= 5 if p.dim() == 2 else 1
     model.save_pretrained(folder)
-    written = json.loads((folder / "config.json").read_text())
+    written = read_json(folder / "config.json")
     if kind.endswith("4.48"):
         del written["layer_types"], written["rope_parameters"]
         (folder / "config.json").write_text(json.dumps(written | OLD_NAMES))

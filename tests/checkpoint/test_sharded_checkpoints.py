@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import read_json
 from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
 from small_runs import progress, resuming, steps_folder
@@ -200,11 +201,9 @@ def test_every_rank_hashes_its_share_of_the_blocks(inputs, tmp_path):
     output = tmp_path / "output"
     command = Command(2, inputs.command(output, "--max-steps", 1, *SHARDED))
     run_ranks(2, tmp_path / "logs", pretrain_with_small_blocks, tmp_path, command).check()
-    first, second = (
-        {tuple(b) for b in json.loads((tmp_path / f"{r}.json").read_text())} for r in range(2)
-    )
+    first, second = ({tuple(b) for b in read_json(tmp_path / f"{r}.json")} for r in range(2))
     folder = steps_folder(output) / "1"
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     listed = {
         (name, block)
         for name, file in manifest["files"].items()

@@ -6,8 +6,6 @@ modules of NVIDIA's recipe in a small size; tests/make_checkpoint_fixtures.py of
 the program.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ from checkpoint_files import (
     hugging_face_model,
     nvidia_state_dict,
 )
-from conftest import run_program
+from conftest import read_json, run_program
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 from transformers import BertForPreTraining as HFForPreTraining
@@ -136,10 +134,7 @@ def test_nvidia_checkpoint_since_2022_computes_gelu_by_tanh(tmp_path, beside):
     flags = () if beside else ("--hidden-act", "gelu_pytorch_tanh")
     output = converted("nvidia-pytorch", tmp_path / "ckpt.pt", tmp_path / "out", *flags)
     assert "hidden_act gelu_pytorch_tanh" in output
-    assert (
-        json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"]
-        == "gelu_pytorch_tanh"
-    )
+    assert read_json(tmp_path / "out" / "config.json")["hidden_act"] == "gelu_pytorch_tanh"
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(model))
 
 

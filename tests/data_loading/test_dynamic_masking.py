@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from book_text import write_text
-from conftest import CLS, MASK, SEP, TINY, VOCAB_FILE, assert_refused
+from conftest import CLS, MASK, SEP, TINY, VOCAB_FILE, assert_refused, read_json
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 
 import create_pretraining_data
@@ -255,7 +255,7 @@ def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):
 
 
 def command(inputs, shards: Path, output: Path, *extra) -> list[str]:
-    config = json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}
+    config = read_json(inputs.config) | {"vocab_size": VOCAB_SIZE}
     path = output.parent / "config.json"
     path.write_text(json.dumps(config))
     flags = (
@@ -309,7 +309,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
     assert rates == pytest.approx(
         [0.0] * num_causal + [0.4, 0.34, 0.28, 0.22, 0.16, 0.1][num_causal:]
     )
-    record = json.loads((steps_folder(tmp_path / "whole") / RECORD_FILE).read_text())
+    record = read_json(steps_folder(tmp_path / "whole") / RECORD_FILE)
     assert record["hyperparameters"]["--masked-lm-prob"] == "0.4:0.1"
     assert record["hyperparameters"]["--whole-word-mask"] is True
     other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--masked-lm-prob", 0.2))
@@ -323,7 +323,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
 
 
 def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
-    model = config_from_dict(json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE})
+    model = config_from_dict(read_json(inputs.config) | {"vocab_size": VOCAB_SIZE})
     for rate, expected in ((None, 0.15), (0.25, 0.25)):
         loader = LoaderConfig(4, 4, LENGTH, None, masked_lm_prob=0.4, eval_masked_lm_prob=rate)
         dataset = open_dataset(shards, BertTokenizer(VOCAB_FILE), model, loader, is_held_out=True)

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import CLS, SEP, TINY, VOCAB_FILE, assert_refused
+from conftest import CLS, SEP, TINY, VOCAB_FILE, assert_refused, read_json
 from small_runs import losses, resuming, run_here, train, weights
 
 import create_pretraining_data
@@ -201,9 +201,7 @@ def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shard
 
 def test_a_run_on_packed_shards_resumes_exactly(inputs, shards, tmp_path):
     config = tmp_path / "config.json"
-    config.write_text(
-        json.dumps(json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE})
-    )
+    config.write_text(json.dumps(read_json(inputs.config) | {"vocab_size": VOCAB_SIZE}))
     flags = (
         "--input-dir",
         shards,

@@ -5,7 +5,6 @@ bad input.
 import contextlib
 import gzip
 import hashlib
-import json
 import shutil
 import sys
 import zlib
@@ -16,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from book_text import WORDS, write_text
-from conftest import CLS, SEP, VOCAB_FILE, assert_refused, run_program
+from conftest import CLS, SEP, VOCAB_FILE, assert_refused, read_json, run_program
 from data_creation_reference import (
     Draws,
     create_pairs,
@@ -360,7 +359,7 @@ def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made
 
 
 def test_the_index_describes_every_data_set_of_every_shard(made):
-    index = json.loads((made / "index.json").read_text())
+    index = read_json(made / "index.json")
     assert [shard["name"] for shard in index["shards"]] == sorted(
         path.name for path in made.glob("*.hdf5")
     )

@@ -2,7 +2,6 @@
 whatever dies.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, assert_refused
+from conftest import ROOT, assert_refused, read_json
 from prepared_data import SAMPLE, digests
 from processes import PATIENCE, wait_until
 
@@ -55,7 +54,7 @@ class Cluster:
         address = ["--host", "127.0.0.1", "--port", "0", "--protocol", protocol, "--no-dashboard"]
         self.processes = [self.start("scheduler", *address, "--scheduler-file", self.file)]
         wait_until(lambda: self.file.exists() and self.file.read_text().endswith("}"))
-        self.address = json.loads(self.file.read_text())["address"]
+        self.address = read_json(self.file)["address"]
 
     def start(self, kind: str, *arguments: object) -> subprocess.Popen:
         command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *map(str, arguments)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, read_json
 from huggingface_hub import ModelCard as HubCard
 from small_runs import run_here
 from tokenizer_kinds import file_of, sample_texts
@@ -237,7 +237,7 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     new = load_tokenizer(result / "vocab.txt", True)
     (rows, bias), (old_rows, old_bias) = parameters(result), parameters(source)
     assert rows.shape == (700, TINY["hidden_size"])
-    assert json.loads((result / "config.json").read_text())["vocab_size"] == 700
+    assert read_json(result / "config.json")["vocab_size"] == 700
     same = [(new.vocab[token], old.vocab[token]) for token in new.vocab if token in old.vocab]
     assert len(same) > 300
     ours, theirs = np.array(same).T

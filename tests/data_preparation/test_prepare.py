@@ -19,7 +19,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import ROOT, assert_refused, run_program
+from conftest import ROOT, assert_refused, read_json, run_program
 from prepared_data import SAMPLE, digests
 from prepared_data import prepare_data as run
 
@@ -90,7 +90,7 @@ def test_a_folder_of_text_becomes_verified_shards(built):
 
 
 def test_the_manifest_names_inputs_and_outputs_with_their_sums(built, corpus):
-    manifest = json.loads((built / "formatted" / "corpus" / "manifest.json").read_text())
+    manifest = read_json(built / "formatted" / "corpus" / "manifest.json")
     found = {Path(entry["path"]).name: entry["sha256"] for entry in manifest["inputs"]}
     assert found == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus.iterdir()
@@ -181,7 +181,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(built, corpus, 
             kills += 1
         manifests = [path for path in folder.rglob("manifest.json") if ".partial" not in str(path)]
         for path in manifests:  # what has its final name is complete
-            for entry in json.loads(path.read_text())["outputs"]:
+            for entry in read_json(path)["outputs"]:
                 assert (
                     hashlib.sha256((path.parent / entry["path"]).read_bytes()).hexdigest()
                     == entry["sha256"]
@@ -340,9 +340,7 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(corpus, tmp_pa
     run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, *own)
     vocab_file = tmp_path / "vocab" / name
     config = tmp_path / "vocab" / "config.json"
-    assert (
-        json.loads(config.read_text())["vocab_size"] == load_tokenizer(vocab_file).vocab_size == 700
-    )
+    assert read_json(config)["vocab_size"] == load_tokenizer(vocab_file).vocab_size == 700
     training = tmp_path / "hdf5" / "seq_64_pred_10" / "training"
     with h5py.File(next(training.glob("*.hdf5"))) as file:
         assert file.attrs["vocab_sha256"] == load_tokenizer(vocab_file).vocab_sha256
@@ -421,5 +419,5 @@ def test_text_in_another_language_learns_its_own_sentences(tmp_path, splitter):
     flags = ("--language", "de", "--sentence-splitter", splitter, "--output-dir", tmp_path)
     run("format", "corpus", tmp_path / "text.txt", *flags)
     formatted = tmp_path / "formatted" / "corpus"
-    assert "bzw" in json.loads((formatted / "sentences-de.json").read_text())["abbreviations"]
+    assert "bzw" in read_json(formatted / "sentences-de.json")["abbreviations"]
     assert (formatted / "part-00000.txt").read_text().splitlines() == lines

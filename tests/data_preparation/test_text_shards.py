@@ -1,12 +1,12 @@
 """Sharding of formatted text."""
 
-import json
 import random
 import resource
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from conftest import read_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,7 +229,7 @@ def test_equal_documents_are_kept_once_on_request(tmp_path):
     text = write_formatted(tmp_path / "text", [*documents, *documents[50:], *documents[120:]])
     found = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, "equal"))
     assert sorted(found["training"] + found["test"]) == sorted(documents)
-    counts = json.loads((tmp_path / "sharded" / "manifest.json").read_text())["counts"]
+    counts = read_json(tmp_path / "sharded" / "manifest.json")["counts"]
     assert counts["duplicates_dropped"] == 150 + 80
     assert counts["training_documents"] + counts["test_documents"] == 200
 

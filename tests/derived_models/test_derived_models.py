@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from checkpoint_files import convert_with
+from conftest import read_json
 from safetensors.torch import load_file
 
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
@@ -65,7 +66,7 @@ def test_average_is_that_of_each_weight(tmp_path, kind):
         "average", tmp_path / "0", tmp_path / "1", tmp_path / "run", tmp_path / "out"
     )
     assert done.returncode == 0, done.stderr
-    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    settings = read_json(tmp_path / "out" / "tokenizer_config.json")
     assert settings["model_max_length"] == 10  # as in training
     assert f"{tmp_path / 'run'}: using best, the model with the best score" in done.stdout
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")

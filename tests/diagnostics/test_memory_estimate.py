@@ -8,7 +8,7 @@ import re
 import h5py
 import pytest
 import torch
-from conftest import ROOT, VOCAB_FILE
+from conftest import ROOT, VOCAB_FILE, read_json
 from launch_scripts import parsed
 from small_runs import run_here
 
@@ -40,7 +40,7 @@ def command(shards, output, *flags: str) -> list[str]:
 
 
 def small_vocabulary(folder) -> tuple[str, ...]:
-    config = json.loads((ROOT / "bert_configs/bert-tiny-uncased.json").read_text())
+    config = read_json(ROOT / "bert_configs/bert-tiny-uncased.json")
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": WORDS}))
     (folder / "vocab.txt").write_text("\n".join(VOCAB_FILE.read_text().splitlines()[:WORDS]))
     return "--config-file", str(folder / "config.json"), "--vocab-file", str(folder / "vocab.txt")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT
+from conftest import ROOT, read_json
 from encoder_cases import LENGTHS, MODERNBERT, make_input, relative_error
 from encoder_twins import HEADS, make_pair
 from one_step import training_step
@@ -103,7 +103,7 @@ def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
 
 @pytest.mark.parametrize(("name", "count"), [("base", 149_655_232), ("large", 395_881_664)])
 def test_shipped_configs_with_the_vocabulary_of_modernbert_have_its_published_sizes(name, count):
-    values = json.loads((ROOT / "bert_configs" / f"modernbert-{name}.json").read_text())
+    values = read_json(ROOT / "bert_configs" / f"modernbert-{name}.json")
     config = config_from_dict({**values, "vocab_size": 50368})
     with torch.device("meta"):
         model = ModernBertForMaskedLM(config)
@@ -159,7 +159,7 @@ def test_the_compiled_model_equals_the_eager_one(monkeypatch, what, is_causal, b
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> RunInputs:
     made = RunInputs.make(tmp_path_factory.mktemp("inputs"))
-    words = json.loads(made.config.read_text())["vocab_size"]
+    words = read_json(made.config)["vocab_size"]
     made.config.write_text(json.dumps({**MODERNBERT, "vocab_size": words}))
     return made
 
@@ -197,9 +197,7 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
     longer = (*flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
     train(inputs.command(tmp_path, *longer))
     thetas = [
-        json.loads((steps_folder(tmp_path, phase) / "2" / "config.json").read_text())[
-            "global_rope_theta"
-        ]
+        read_json(steps_folder(tmp_path, phase) / "2" / "config.json")["global_rope_theta"]
         for phase in ("phase1", "phase2")
     ]
     assert thetas == [1000, 160_000]
@@ -215,7 +213,7 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
         changed.returncode == 2
         and "global_rope_theta 160000.0 (this run uses 5.0)" in changed.stderr
     )
-    local = json.loads(inputs.config.read_text()) | {"local_attention": 8}
+    local = read_json(inputs.config) | {"local_attention": 8}
     (tmp_path / "local.json").write_text(json.dumps(local))
     other = run_here(
         inputs.command(tmp_path / "other", *longer, "--config-file", tmp_path / "local.json")

@@ -7,7 +7,7 @@ import json
 import pytest
 import tokenizers
 import transformers
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, write_json_lines
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, read_json, write_json_lines
 from encoder_cases import MODERNBERT
 from pretraining_from_text import pretrain
 from small_runs import run_here
@@ -160,9 +160,7 @@ def test_what_does_not_fit_roberta_is_refused(pretrained, tmp_path):
     if kind == "modernbert":
         return
     config = tmp_path / "config.json"
-    config.write_text(
-        json.dumps({**json.loads((folder / "config.json").read_text()), "pad_token_id": 0})
-    )
+    config.write_text(json.dumps({**read_json(folder / "config.json"), "pad_token_id": 0}))
     refused = run_here([*command, "--output-dir", str(tmp_path), "--config-file", str(config)])
     assert_refused(refused, "pad_token_id is 0, and the tokenizer's is 1")
     with pytest.raises(UserError, match="128 positions"):

@@ -1,10 +1,8 @@
 """Pre-LN BERT against torch's encoder, and what its folders say."""
 
-import json
-
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, assert_refused
+from conftest import NO_DROPOUT, TINY, assert_refused, read_json
 from small_runs import run_here, steps_folder, train
 from torch import nn
 from transformers import AutoModel
@@ -80,7 +78,7 @@ def test_hidden_states_and_gradients_are_those_of_torchs_encoder():
 def test_a_folder_says_that_it_is_pre_ln_and_post_ln_is_refused_for_it(inputs, tmp_path):
     train(inputs.command(tmp_path / "pre-LN", "--max-steps", 2, "--pre-layer-norm"))
     folder = steps_folder(tmp_path / "pre-LN") / "2"
-    assert json.loads((folder / "config.json").read_text())["pre_layer_norm"] is True
+    assert read_json(folder / "config.json")["pre_layer_norm"] is True
     assert load_pretrained(BertForPreTraining, folder).config.pre_layer_norm
     with pytest.raises(ValueError, match="bert_pre_layer_norm"):  # instead of computing post-LN
         AutoModel.from_pretrained(folder)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, read_json
 from encoder_cases import MODERNBERT, logits_of, make_input, relative_error
 from rank_runs import Command, compile_on_one_rank, pretrain, run_ranks
 from small_runs import losses
@@ -126,7 +126,7 @@ def pretrain_in_float8(commands: list[Command]) -> int:
 
 
 def test_every_strategy_trains_in_float8_as_ddp_does(inputs, tmp_path):
-    one_layer = json.loads(inputs.config_without_dropout.read_text()) | {"num_hidden_layers": 1}
+    one_layer = read_json(inputs.config_without_dropout) | {"num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(one_layer))
     flags = ("--max-steps", 2, "--log-freq", 1, "--gradient-merge-steps", 2)
     flags += ("--config-file", tmp_path / "config.json")

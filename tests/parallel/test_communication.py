@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import TINY
+from conftest import TINY, read_json
 from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import RunInputs
 
@@ -195,7 +195,7 @@ def counted(inputs, tmp_path_factory) -> dict[str, list]:
         argv = inputs.command(folder / name, *flags, dropout=False)
         cases.append((folder / f"{name}.json", Command(case.world_size, argv)))
     run_ranks(4, folder / "logs", pretrain_and_count, cases).check()
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
+    return {name: read_json(folder / f"{name}.json") for name in CASES}
 
 
 def micro_batches(inputs: RunInputs, world_size: int, sequences: int, step: int) -> int:

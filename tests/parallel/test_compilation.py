@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_refused
+from conftest import assert_refused, read_json
 from small_runs import losses, run_here, train
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.async_compile import AsyncCompile
@@ -131,7 +131,7 @@ def compiled_run(inputs, folder: Path, monkeypatch, backend, *flags):
     )
     torch.compiler.reset()
     config_file = folder / "config.json"
-    config = json.loads(inputs.config.read_text()) | {"num_hidden_layers": 1}
+    config = read_json(inputs.config) | {"num_hidden_layers": 1}
     config_file.write_text(json.dumps(config))
     flags = flags or ("--compile", "model")
     command = inputs.command(folder / "output", *flags, dropout=False)

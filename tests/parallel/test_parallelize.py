@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import NO_DROPOUT, TINY, reported
+from conftest import NO_DROPOUT, TINY, read_json, reported
 from rank_runs import Command, compile_on_one_rank, pretrain, rank, run_ranks
 from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
@@ -251,7 +251,7 @@ def pretrain_without_code_generation(commands: list[Command]) -> int:
 
 def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs, tmp_path):
     """Of one layer: each further one is traced for seconds."""
-    one_layer = json.loads(inputs.config_without_dropout.read_text()) | {"num_hidden_layers": 1}
+    one_layer = read_json(inputs.config_without_dropout) | {"num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(one_layer))
     flags = ("--max-steps", 2, "--log-freq", 1, "--gradient-merge-steps", 2)
     flags += ("--config-file", tmp_path / "config.json")

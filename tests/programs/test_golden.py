@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, reported, write_shards
+from conftest import ROOT, read_json, reported, write_shards
 from rank_runs import Command, pretrain_ranks
 from small_runs import resuming, steps_folder, train
 
@@ -78,7 +78,7 @@ def recorded():
     """The recorded environments with their results, that of this machine first if it is among
     them. New results replace those of this machine at the end, if they are to be recorded.
     """
-    records = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    records = read_json(RECORD) if RECORD.exists() else []
     here = environment()
     if not RECORDS:
         yield sorted(records, key=lambda record: record["environment"] != here)

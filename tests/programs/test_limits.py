@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, add_checksums, assert_refused, change_row, write_shards
+from conftest import TINY, add_checksums, assert_refused, change_row, read_json, write_shards
 from processes import exit_codes, launch
 from small_runs import losses, run_here, train
 
@@ -89,7 +89,7 @@ def train_in_little_memory(argv: list[str]) -> int:
 def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
     """Activations of 8 GB and more, in a process that may have 3 GB more than it began with."""
     large = {"intermediate_size": 2**17, "hidden_size": 128, "num_hidden_layers": 4}
-    (tmp_path / "config.json").write_text(json.dumps(json.loads(inputs.config.read_text()) | large))
+    (tmp_path / "config.json").write_text(json.dumps(read_json(inputs.config) | large))
     shards = write_shards(tmp_path / "shards", sizes=(1024,))
     flags = ("--input-dir", shards, "--config-file", tmp_path / "config.json", "--batch-size", 512)
     command = inputs.command(tmp_path / "out", "--max-steps", 4, *flags)

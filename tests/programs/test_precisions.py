@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, fine_tuning_words
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, fine_tuning_words, read_json
 from small_runs import run_here
 from transformers import BertConfig as HFBertConfig
 from transformers import BertForMaskedLM, ModernBertForMaskedLM, RobertaForMaskedLM
@@ -71,7 +71,7 @@ TASKS = {
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("precisions")
     (folder / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
-    modernbert = json.loads((ROOT / "bert_configs/modernbert-tiny.json").read_text())
+    modernbert = read_json(ROOT / "bert_configs/modernbert-tiny.json")
     assert modernbert["classifier_pooling"] == "mean"
     modernbert |= {"vocab_size": TINY["vocab_size"], "num_hidden_layers": 1}
     (folder / "modernbert.json").write_text(json.dumps(modernbert))
@@ -116,7 +116,7 @@ def test_a_task_is_trained_scored_and_used(folder, tmp_path, monkeypatch, task, 
     result = run_here(words, program.main)
     assert result.returncode == 0, result.stderr
     (scores,) = tmp_path.glob("custom/*/scores.json")
-    assert json.loads(scores.read_text())
+    assert read_json(scores)
     model = ("--init-checkpoint", scores.parent, "--device", "cpu", "--amp")
     use = [str(word).format(folder=folder, output=tmp_path) for word in (*model, *use)]
     result = run_here(use, inference.main)
@@ -149,6 +149,6 @@ def test_masks_are_filled_in_16_bits_as_in_float32(tmp_path, encoder):
         ):
             result = run_here((*model, *use, "--amp", amp), inference.main)
             assert result.returncode == 0, result.stderr
-        found[amp] = json.loads(output.read_text())["words"][0]
+        found[amp] = read_json(output)["words"][0]
     shared = found["false"].keys() & found["true"].keys()
     assert shared and all(abs(found["false"][word] - found["true"][word]) < 0.02 for word in shared)

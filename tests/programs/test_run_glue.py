@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import reported
+from conftest import read_json, reported
 from glue_runs import (
-    make_files,
     own_files,
     predictions_in,
-    read_json,
     run,
     scores_in,
     sentences,
@@ -33,10 +31,8 @@ from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("glue")
-    make_files(folder)
-    return folder
+def files(glue_files) -> Path:
+    return glue_files
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB_FILE, assert_refused, reported
+from conftest import VOCAB_FILE, assert_refused, read_json, reported
 from glue_runs import (
     WORDS,
-    make_files,
     own_files,
-    read_json,
     run,
     scores_in,
     sentences,
@@ -31,10 +29,8 @@ from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("glue")
-    make_files(folder)
-    return folder
+def files(glue_files) -> Path:
+    return glue_files
 
 
 def test_a_best_model_that_is_damaged_ends_a_resumed_run(files, tmp_path):

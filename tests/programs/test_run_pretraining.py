@@ -17,7 +17,7 @@ import h5py
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_refused, reported, sample_rows, write_shard, write_shards
+from conftest import assert_refused, read_json, reported, sample_rows, write_shard, write_shards
 from huggingface_hub import ModelCard as HubCard
 from processes import exit_codes, start, start_several, wait_until
 from safetensors.torch import load_file
@@ -125,9 +125,7 @@ def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_pat
     assert found[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), (
         "a skipped step does not advance the schedule"
     )
-    consumed = json.loads((steps_folder(tmp_path) / "4" / "model_progress.json").read_text())[
-        "samples_consumed"
-    ]
+    consumed = read_json(steps_folder(tmp_path) / "4" / "model_progress.json")["samples_consumed"]
     assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
 
 
@@ -178,7 +176,7 @@ def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_he
     saved = weights(tmp_path, 10)
     folder = steps_folder(tmp_path) / "10"
     assert not [name for name in saved if "pooler" in name or "seq_relationship" in name]
-    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert read_json(folder / "config.json")["architectures"] == ["BertForMaskedLM"]
     loaded = BertForMaskedLM.from_pretrained(folder)
     assert torch.equal(loaded.cls.predictions.bias, saved["cls.predictions.bias"])
 
@@ -314,7 +312,7 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(
     command = inputs.command(tmp_path, "--max-steps", 40, "--optimizer", "AdamW", *flags)
     train([*command, "--steps-this-run", "3"])
     stopped = train([*command, *map(str, resuming(tmp_path))])
-    evaluations = json.loads((folder / "evaluations.json").read_text())
+    evaluations = read_json(folder / "evaluations.json")
     found = {entry["step"]: entry["loss"] for entry in evaluations}
     best = min(found, key=found.get)
     assert list(found) == [2, 4, *range(6, best + 5, 2)] and best + 4 < 40
@@ -493,12 +491,9 @@ def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_pat
     own = load_file(steps_folder(tmp_path) / "seed-8" / "2" / "model.safetensors")
     assert all(torch.equal(own[name], tensor) for name, tensor in weights(one, 2).items())
     progress_file = steps_folder(tmp_path, "phase2") / "seed-8" / "2" / "model_progress.json"
-    assert (
-        "phase1/2" in json.loads(progress_file.read_text())["arguments"]["from_phase1_final_params"]
-    )
+    assert "phase1/2" in read_json(progress_file)["arguments"]["from_phase1_final_params"]
     results = [
-        json.loads((steps_folder(tmp_path) / f"seed-{seed}" / "scores.json").read_text())
-        for seed in (7, 8)
+        read_json(steps_folder(tmp_path) / f"seed-{seed}" / "scores.json") for seed in (7, 8)
     ]
     mean = sum(found["loss"] for found in results) / 2
     summary = f"phase1, seeds 7 to 8: loss_mean {mean:.6g}  loss_std"

@@ -16,6 +16,7 @@ from conftest import (
     assert_refused,
     fine_tuning_words,
     log_entries,
+    read_json,
     reported,
 )
 from small_runs import run_here, torchs_adamw
@@ -157,8 +158,8 @@ def test_predictions_after_compiled_training_are_not_compiled(files, tmp_path, m
 
 
 def test_memorized_questions_are_answered_and_scored(trained, files):
-    predictions = json.loads((trained / "predictions.json").read_text())
-    assert predictions == answers_of(json.loads(files["v1"].read_text()))
+    predictions = read_json(trained / "predictions.json")
+    assert predictions == answers_of(read_json(files["v1"]))
     lines = (trained / "eval_predictions.jsonl").read_text().splitlines()
     rows = {row["id"]: row for row in map(json.loads, lines)}
     assert {name: row["prediction"] for name, row in rows.items()} == predictions
@@ -204,9 +205,9 @@ def test_v20_predicts_which_questions_have_no_answer(files, tmp_path):
     flags = ("--version-2-with-negative", "--max-seq-length", 48, "--epochs", 100)
     assert run(files, tmp_path, *tasks, *flags) == 0
     folder = tmp_path / "custom" / "squad"
-    expected = answers_of(json.loads(files["v2"].read_text()))
-    assert json.loads((folder / "predictions.json").read_text()) == expected
-    odds = json.loads((folder / "null_odds.json").read_text())
+    expected = answers_of(read_json(files["v2"]))
+    assert read_json(folder / "predictions.json") == expected
+    odds = read_json(folder / "null_odds.json")
     assert {question: odd > 0 for question, odd in odds.items()} == {
         q: text == "" for q, text in expected.items()
     }
@@ -284,7 +285,7 @@ def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_
         assert_refused(result, says)
     assert run(files, tmp_path, *flags) == 0
     (evaluations,) = tmp_path.rglob("evaluations.json")
-    assert [entry["step"] for entry in json.loads(evaluations.read_text())] == [1, 2, 3]
+    assert [entry["step"] for entry in read_json(evaluations)] == [1, 2, 3]
 
 
 def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from conftest import VOCAB_FILE
-from glue_runs import make_files
 from refusal_tables import Refusal, fine_tuning_command, refusals
 
 import run_glue
@@ -19,13 +18,12 @@ MULTI = " --task-name multi-label"
 
 
 @pytest.fixture(scope="module")
-def places(inputs, tmp_path_factory) -> dict[str, Path]:
+def places(inputs, glue_files, tmp_path_factory) -> dict[str, Path]:
     """Files of GLUE and a model that was fine-tuned on SST-2."""
-    files, output = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("output")
-    make_files(files)
-    flags = ("--max-steps", 1, "--do-train", *SST_2.format(files=files).split())
+    output = tmp_path_factory.mktemp("output")
+    flags = ("--max-steps", 1, "--do-train", *SST_2.format(files=glue_files).split())
     assert run_glue.main(fine_tuning_command(inputs, output, *flags)) == 0
-    return {"files": files, "model": output / "custom" / "sst-2"}
+    return {"files": glue_files, "model": output / "custom" / "sst-2"}
 
 
 def csv_rows(*labels: str) -> str:

@@ -14,11 +14,11 @@ SEARCH = ["--epochs", "4", "--num-seeds", "2"]
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory) -> list[str]:
+def command(glue_files) -> list[str]:
     """A command of run_glue.py without what the search decides."""
-    files = tmp_path_factory.mktemp("files")
-    glue_runs.make_files(files)
-    words = glue_runs.words(files, files / "unused", *glue_runs.sst_2(files, "--do-eval"))
+    words = glue_runs.words(
+        glue_files, glue_files / "unused", *glue_runs.sst_2(glue_files, "--do-eval")
+    )
     for flag in ("--output-dir", "--report-file"):
         place = words.index(flag)
         del words[place : place + 2]

@@ -1,11 +1,10 @@
 """Small checkpoints of other projects, and convert_checkpoint.py run on them."""
 
-import json
 import re
 from collections import OrderedDict
 
 import torch
-from conftest import ROOT
+from conftest import ROOT, read_json
 from small_runs import run_here
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
@@ -13,7 +12,7 @@ from transformers import BertForPreTraining as HFForPreTraining
 import convert_checkpoint
 
 FIXTURES = ROOT / "tests" / "fixtures" / "checkpoints"
-CONFIG = json.loads((FIXTURES / "bert_config.json").read_text())
+CONFIG = read_json(FIXTURES / "bert_config.json")
 
 
 class Malicious:

@@ -5,7 +5,7 @@ import json
 import random
 from pathlib import Path
 
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE, fine_tuning_words
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, fine_tuning_words, read_json
 
 import run_glue
 
@@ -103,10 +103,6 @@ def run(files: Path, output: Path, *extra) -> int:
 
 def sst_2(files: Path, *tasks: str) -> tuple:
     return ("--task-name", "sst-2", "--data-dir", files / "SST-2", *tasks)
-
-
-def read_json(path: Path):
-    return json.loads(path.read_text())
 
 
 def scores_in(folder: Path) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import processes
 import torch
+from conftest import read_json
 from processes import free_port
 from torch import nn
 
@@ -61,7 +62,7 @@ def run_distributed(function: Callable, folder: Path, *args, count: int = 2) -> 
     processes of one run.
     """
     run_ranks(count, folder / "ranks", _join_and_call, folder / "result", function, *args).check()
-    return [json.loads((folder / f"result.{number}").read_text()) for number in range(count)]
+    return [read_json(folder / f"result.{number}") for number in range(count)]
 
 
 def _join_and_call(result: Path, function: Callable, *args) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, reported, write_shards
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, read_json, reported, write_shards
 from safetensors.torch import load_file
 
 import run_pretraining
@@ -239,7 +239,7 @@ def weights(output: Path, step: int, phase: str = "phase1") -> dict[str, torch.T
 
 
 def progress(output: Path, step: int, phase: str = "phase1") -> dict:
-    return json.loads((steps_folder(output, phase) / str(step) / "model_progress.json").read_text())
+    return read_json(steps_folder(output, phase) / str(step) / "model_progress.json")
 
 
 def steps_in(output: Path, phase: str = "phase1") -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 import transformers
-from conftest import ROOT
+from conftest import ROOT, read_json
 from tokenizers import (
     AddedToken,
     decoders,
@@ -31,7 +31,7 @@ def sample_texts() -> list[str]:
         for path in sorted((ROOT / "data/sample/books").glob("*.txt"))
         for line in path.open(encoding="utf-8")
     ]
-    squad = json.loads((ROOT / "data/sample/squad/dev-v1.1.json").read_text(encoding="utf-8"))
+    squad = read_json(ROOT / "data/sample/squad/dev-v1.1.json")
     return books + [
         paragraph["context"] for article in squad["data"] for paragraph in article["paragraphs"]
     ]

@@ -17,6 +17,7 @@ from conftest import (
     VOCAB_FILE,
     assert_refused,
     fine_tuning_words,
+    read_json,
     read_json_lines,
     write_json_lines,
 )
@@ -248,15 +249,11 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     flags += ("--query-prompt", "find: ", "--pooling", "first")
     train(files, tmp_path, *flags, steps=16)
     results = tmp_path / "custom" / "embedding"
-    scores = json.loads((results / "scores.json").read_text())
+    scores = read_json(results / "scores.json")
     assert scores["recall@10"] > 0.8
-    best = max(
-        json.loads((results / "evaluations.json").read_text()), key=lambda entry: entry["ndcg@10"]
-    )
+    best = max(read_json(results / "evaluations.json"), key=lambda entry: entry["ndcg@10"])
     assert scores["ndcg@10"] == best["ndcg@10"]
-    assert (
-        json.loads((results / "16" / "tokenizer_config.json").read_text())["model_max_length"] == 16
-    )
+    assert read_json(results / "16" / "tokenizer_config.json")["model_max_length"] == 16
 
     flags += ("--do-train", "--train-file", files / "train.jsonl")
     for changed, says in (
@@ -279,7 +276,7 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     )
     assert run_embeddings.main(words(files, tmp_path / "b", *again)) == 0
     (found,) = (tmp_path / "b").rglob("scores.json")
-    assert json.loads(found.read_text())["ndcg@10"] == pytest.approx(scores["ndcg@10"])
+    assert read_json(found)["ndcg@10"] == pytest.approx(scores["ndcg@10"])
 
     texts = [json.loads(line)["q"] for line in (files / "dev.jsonl").read_text().splitlines()]
     shared = ["--init-checkpoint", str(results), "--device", "cpu", "--text-column", "q"]
@@ -307,16 +304,16 @@ SERVED_POOLING = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_token
 def test_text_embeddings_inference_finds_what_it_reads(files, tmp_path):
     train(files, tmp_path, "--max-steps", 1, "--query-prompt", "q: ", steps=1)
     folder = tmp_path / "custom" / "embedding" / "1"
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     found = {name: type(config[name]) for name in SERVED_CONFIG}
     assert found == SERVED_CONFIG
     assert not config["architectures"][0].endswith("Classification")  # another kind of model
-    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    pooling = read_json(folder / "1_Pooling" / "config.json")
     modes = {name: pooling[f"pooling_mode_{name}"] for name in SERVED_POOLING}
     assert modes == dict.fromkeys(SERVED_POOLING, False) | {"mean_tokens": True}
-    length = json.loads((folder / "sentence_bert_config.json").read_text())
+    length = read_json(folder / "sentence_bert_config.json")
     assert length["max_seq_length"] == 16
-    prompts = json.loads((folder / PROMPTS_FILE).read_text())["prompts"]
+    prompts = read_json(folder / PROMPTS_FILE)["prompts"]
     assert prompts == {"query": "q: ", "document": ""}
     tensors = load_file(folder / "model.safetensors")
     names = {"embeddings.LayerNorm.weight", "encoder.layer.0.output.dense.weight"}
@@ -381,7 +378,7 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
         output = ("--output", tmp_path / f"{name}.npy", "--text-column", name)
         assert inference.main([str(word) for word in (*command, *output)]) == 0
     q, p = (np.load(tmp_path / f"{name}.npy") for name in "qp")
-    found = json.loads((step.parent / "scores.json").read_text())["pearson"]
+    found = read_json(step.parent / "scores.json")["pearson"]
     assert found == pytest.approx(
         np.corrcoef((q * p).sum(axis=1), [row["s"] for row in rows])[0, 1], abs=1e-5
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from conftest import TINY, read_json_lines, write_json_lines
+from conftest import TINY, read_json, read_json_lines, write_json_lines
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import inference
@@ -71,7 +71,7 @@ def train(tokenizer: tokenizers.Tokenizer, trainer, folder: Path, **settings) ->
 @pytest.mark.parametrize("make", [wordpiece, byte_level, unigram])
 def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_path):
     vocab = make(tmp_path)
-    size = len(json.loads(vocab.read_text())["model"]["vocab"]) if vocab.suffix == ".json" else 0
+    size = len(read_json(vocab)["model"]["vocab"]) if vocab.suffix == ".json" else 0
     size = size or len(vocab.read_text().splitlines())
     config = {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config |= {"vocab_size": size, "max_position_embeddings": 128}
@@ -91,7 +91,7 @@ def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_
     words += ["--max-seq-length", 100, "--epochs", 50, "--train-batch-size", 4]
     assert run_ner.main([str(word) for word in [*words, "--learning-rate", "0.005"]]) == 0
     (folder,) = tmp_path.glob("out/*/ner")
-    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
+    assert read_json(folder / "scores.json")["f1"] == 1
 
     write_json_lines(tmp_path / "bare.jsonl", [{"text": row["text"]} for row in rows])
     words = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]

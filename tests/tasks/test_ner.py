@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, fine_tuning_words, read_json_lines, write_json_lines
+from conftest import (
+    TINY,
+    VOCAB_FILE,
+    fine_tuning_words,
+    read_json,
+    read_json_lines,
+    write_json_lines,
+)
 from hugging_face import bert_tokenizer
 from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
@@ -254,7 +261,7 @@ def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same
     )
     files = ("--train-file", train, "--eval-file", dev, "--predict-file", dev)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
-    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
+    assert read_json(folder / "scores.json")["f1"] == 1
     expected = [
         "\n".join(f"{word}\t{tag}" for word, tag in zip(*row, strict=True))
         for row in sentences(24, 1)
@@ -281,7 +288,7 @@ def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same
         "--output-dir",
         tmp_path / "b",
     )
-    assert json.loads((again.parents[2] / "b/custom/ner/scores.json").read_text())["f1"] == 1
+    assert read_json(again.parents[2] / "b/custom/ner/scores.json")["f1"] == 1
 
 
 def test_json_lines_have_spans_of_characters(tmp_path):
@@ -299,7 +306,7 @@ def test_json_lines_have_spans_of_characters(tmp_path):
     write_json_lines(train, rows[::-1])
     files = ("--train-file", train, "--eval-file", path, "--predict-file", path)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
-    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
+    assert read_json(folder / "scores.json")["f1"] == 1
     assert read_json_lines(folder / "predictions.jsonl") == rows
 
 

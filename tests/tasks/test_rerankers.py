@@ -1,6 +1,5 @@
 """Rerankers, and the examples of docs/embeddings.md with sentence-transformers."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +14,7 @@ from conftest import (
     TINY,
     VOCAB_FILE,
     assert_refused,
+    read_json,
     read_json_lines,
     write_json_lines,
 )
@@ -127,7 +127,7 @@ def test_a_reranker_is_a_cross_encoder_with_one_output(folder):
         folder,
         f"{TRAIN} --epochs 9 --max-steps 4 --learning-rate 0.01 --do-eval --eval-fraction 0.3",
     )
-    config = json.loads((results / "4" / "config.json").read_text())
+    config = read_json(results / "4" / "config.json")
     # text-embeddings-inference takes a model of one label as a reranker.
     assert (config["id2label"], config["label2id"]) == ({"0": "score"}, {"score": 0})
     peer = CrossEncoder(str(results / "4"), device="cpu")
@@ -156,7 +156,7 @@ def test_a_reranker_is_a_cross_encoder_with_one_output(folder):
     precision = average_precision_score(
         [int(row["label"]) for row in held_out], [float(row["prediction"]) for row in held_out]
     )
-    stored = json.loads((results / "scores.json").read_text())
+    stored = read_json(results / "scores.json")
     assert stored["average_precision"] == pytest.approx(precision)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import read_json
 
 import inference
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
@@ -30,7 +31,7 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
         found.prompted("query"),
         found.default_prompt,
     ) == expected
-    stored = json.loads((tmp_path / "saved" / PROMPTS_FILE).read_text())
+    stored = read_json(tmp_path / "saved" / PROMPTS_FILE)
     # As older versions wrote it; the default prompt does not take its place.
     del stored["prompts"]["document"]
     (tmp_path / "saved" / PROMPTS_FILE).write_text(json.dumps(stored))

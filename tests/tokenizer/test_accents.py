@@ -5,7 +5,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, read_json
 from pretraining_from_text import pretrain
 from small_runs import steps_folder, train
 from tokenizers import BertWordPieceTokenizer
@@ -117,7 +117,7 @@ def test_a_run_keeps_the_accents_of_its_shards_whatever_lies_beside_the_vocabula
     settings.unlink()
     train([*command, "--output-dir", str(tmp_path / "again")])
     for each in (folder, steps_folder(tmp_path / "again") / "2"):
-        stored = json.loads((each / "tokenizer_config.json").read_text())
+        stored = read_json(each / "tokenizer_config.json")
         assert KEPT.items() <= stored.items()
         assert load_tokenizer(find_tokenizer(each)).tokenize("Zürich") == ["[UNK]"]
     ask = ["--init-checkpoint", str(folder), "--device", "cpu", "--fill-mask", "a [MASK]"]

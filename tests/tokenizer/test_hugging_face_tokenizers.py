@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, write_json_lines
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, read_json, write_json_lines
 from hypothesis import given
 from hypothesis import strategies as st
 from pretraining_from_text import pretrain, write_books
@@ -233,7 +233,7 @@ def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_pa
         listed.vocab_sha256,
         True,
     )
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content = read_json(tmp_path / "tokenizer.json")
     for part, key, value in (
         ("normalizer", "clean_text", False),
         ("normalizer", "strip_accents", False),
@@ -269,7 +269,7 @@ def pretrained(inputs, tmp_path_factory):
     def make(kind: str) -> Path:
         config = {**TINY, "vocab_size": ours(kind).vocab_size}
         if kind == "modernbert":
-            config = json.loads((ROOT / "bert_configs" / "modernbert-tiny.json").read_text())
+            config = read_json(ROOT / "bert_configs" / "modernbert-tiny.json")
             config["vocab_size"] = -(-ours(kind).vocab_size // 64) * 64
         return pretrain(
             inputs, tmp_path_factory.mktemp("pretrained"), file_of(kind), config, *RUNS[kind]
@@ -388,7 +388,7 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
     assert (
         inference.main([*asked, "--input", str(tmp_path / "in.jsonl"), "--output", str(out)]) == 0
     )
-    assert json.loads(out.read_text())["spans"] == [{"start": 10, "end": 15, "label": "PER"}]
+    assert read_json(out)["spans"] == [{"start": 10, "end": 15, "label": "PER"}]
 
 
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path):
@@ -458,7 +458,7 @@ def test_a_regular_expression_that_backtracks_without_end_is_an_error(tmp_path):
 
 def test_mismatches_and_flags_without_effect_are_refused(inputs, tmp_path):
     books = write_books(tmp_path)
-    small = json.loads(inputs.config.read_text()) | {"vocab_size": 100}
+    small = read_json(inputs.config) | {"vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(small))
     flags = (
         "--config-file",

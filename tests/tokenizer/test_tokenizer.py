@@ -3,7 +3,6 @@ cache of words, and where it differs from Google's rules.
 """
 
 import bz2
-import json
 import sys
 import tracemalloc
 import unicodedata
@@ -12,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import BERT_VOCAB_FILE, ROOT, SHARED, needs_shared_data
+from conftest import BERT_VOCAB_FILE, ROOT, SHARED, needs_shared_data, read_json
 from hugging_face import bert_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +86,7 @@ def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> No
 def all_shared_texts() -> list[str]:
     texts = [path.read_text(encoding="utf-8") for path in sorted((SHARED / "books").glob("*.txt"))]
     texts.append(bz2.decompress(next((SHARED / "wiki").glob("*.bz2")).read_bytes()).decode("utf-8"))
-    squad = json.loads((SHARED / "squad/train-v1.1.json").read_text(encoding="utf-8"))
+    squad = read_json(SHARED / "squad/train-v1.1.json")
     for article in squad["data"]:
         for paragraph in article["paragraphs"]:
             texts += [
