@@ -221,9 +221,11 @@ def shard_degree(args: Arguments, world_size: int) -> int:
     `world_size`.
     """
     given, replicas = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
-    shard = world_size // (replicas or 1) if given == -1 else given
-    fits = world_size % shard == 0 if replicas is None else shard * replicas == world_size
-    if not fits:
+    shard = given
+    if given == -1:  # all processes of a replica
+        shard = world_size // (replicas or 1)
+    num_replicas = replicas or world_size // shard
+    if shard * num_replicas != world_size:
         raise UserError(
             f"--data-parallel-shard-degree {given} and --data-parallel-replicate-degree "
             f"{replicas or 1} do not multiply to the {world_size} processes of this run: change "

@@ -256,9 +256,9 @@ def with_defaults(given: JsonObject, args: Arguments) -> JsonObject:
     if leaves_schedule_to_flags(given):
         values.pop("scheduler.type", None)
     if "optimizer.type" in values:
-        name = values["optimizer.type"] = OPTIMIZER_TYPES.get(
-            str(given["optimizer.type"]).lower(), given["optimizer.type"]
-        )
+        typed = given["optimizer.type"]
+        name = OPTIMIZER_TYPES.get(str(typed).lower(), typed)
+        values["optimizer.type"] = name
         for parameter, value in OPTIMIZER_DEFAULTS.get(str(name), {}).items():
             key = f"optimizer.params.{parameter}"
             if key not in given and not args.given(argument_name(FLAGS[key])):
@@ -283,16 +283,23 @@ def check_keys(values: JsonObject) -> None:
         COMPUTED | ALLOWED.keys() | FLAGS.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     )
     for key, value in values.items():
-        if key not in honoured or value not in ALLOWED.get(key, (value,)):
-            advice = next(
-                text for starts, text in INSTEAD.items() if key.startswith(tuple(starts.split(" ")))
-            )
-            refused.setdefault(advice, []).append(f"{key} {value!r}" if key in ALLOWED else key)
+        if key in ALLOWED and value not in ALLOWED[key]:
+            refused.setdefault(advice_for(key), []).append(f"{key} {value!r}")
+        elif key not in honoured:
+            refused.setdefault(advice_for(key), []).append(key)
         elif key.endswith(".enabled") and not isinstance(value, bool):
             raise ValueError(f"{key} is {value!r}, expected true or false")
     if refused:
         groups = "; ".join(f"{', '.join(keys)}: {advice}" for advice, keys in refused.items())
         raise ValueError(f"not supported with --deepspeed: {groups}")
+
+
+def advice_for(key: str) -> str:
+    """What to do about a key, or a value of it, that is not supported."""
+    for prefixes, advice in INSTEAD.items():
+        if key.startswith(tuple(prefixes.split(" "))):
+            return advice
+    return INSTEAD[""]
 
 
 def parse_value(parser: ArgumentParser, key: str, flag: str, value: Any) -> Any:
@@ -372,11 +379,8 @@ def precision_flags(values: JsonObject) -> Iterator[Setting]:
         yield "torch_autocast.dtype", "--amp-dtype", values.get("torch_autocast.dtype", "bfloat16")
     elif enabled:
         yield f"{enabled[0]}.enabled", "--use-pure-fp16", True
-        yield (
-            f"{enabled[0]}.enabled",
-            "--amp-dtype",
-            {"bf16": "bfloat16", "fp16": "float16"}[enabled[0]],
-        )
+        dtype = "bfloat16" if enabled == ["bf16"] else "float16"
+        yield f"{enabled[0]}.enabled", "--amp-dtype", dtype
     if scale := values.get("fp16.loss_scale", 0):
         yield "fp16.loss_scale", "--scale-loss", scale
     elif any(key.startswith("fp16.") for key in values):
@@ -499,9 +503,13 @@ def engine_config(values: JsonObject, config: RunConfig) -> JsonObject:
     zero: JsonObject = {"stage": 0}
     for name in ZERO_KEYS:
         value = values.get(f"zero_optimization.{name}", AUTO)
-        if value != AUTO:
-            block, _, key = name.rpartition(".")
-            (zero.setdefault(block, {}) if block else zero)[key] = value
+        if value == AUTO:
+            continue
+        block, _, key = name.rpartition(".")
+        if block:  # such as offload_optimizer.device
+            zero.setdefault(block, {})[key] = value
+        else:
+            zero[key] = value
     loader, precision = config.loader, config.precision
     per_micro_batch = loader.batch_size * config.world_size
     # With stage 0, this project manages weights and gradients.

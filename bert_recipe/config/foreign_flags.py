@@ -12,9 +12,13 @@ TRAINING = (PRE_TRAINING, FINE_TUNING)
 
 
 class Row(NamedTuple):
-    """names: the flags, as typed there. is_accepted: they are read and do nothing, because of
-    `here`; otherwise they are refused with `here`. unless: values with which a refused flag asks
-    for what is done anyway, and is read. programs: where this holds.
+    """Flags of other programs that mean the same.
+
+    names: the flags, as typed there.
+    here: what is done here instead, or which flag to give.
+    is_accepted: whether they are read and do nothing; otherwise they are refused with `here`.
+    unless: values with which a refused flag asks for what is done anyway, and is read.
+    programs: where this holds.
     """
 
     names: str

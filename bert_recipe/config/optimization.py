@@ -125,7 +125,9 @@ class OptimizerConfig:
     def trust_bounds(self) -> tuple[float, float] | None:
         """Minimum and maximum of Lamb's trust ratios, or None without any."""
         maximum = math.inf if self.max_trust is None else self.max_trust
-        return (self.min_trust, maximum) if self.min_trust > 0 or maximum < math.inf else None
+        if self.min_trust <= 0 and maximum == math.inf:
+            return None
+        return self.min_trust, maximum
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,13 @@ class ModelSelection:
         """The model's name if a flag gives it; None if it is that of the folder that the run starts
         from, if any.
         """
-        if self.is_named or self.config_file is None:
-            return self.name if self.is_named else None
-        return self.config_file.stem if self.config_file.resolve().parent == CONFIGS else CUSTOM
+        if self.is_named:
+            return self.name
+        if self.config_file is None:
+            return None
+        if self.config_file.resolve().parent == CONFIGS:
+            return self.config_file.stem
+        return CUSTOM
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,9 @@ class StartConfig:
     )
 
     def for_prediction(self) -> Self:
-        """With `auto` as the run's best model, or the newest checkpoint if it keeps no best."""
+        """For a program that predicts: with `--last-step-of-checkpoint auto`, the weights are those
+        of the run's best model, or of its newest checkpoint if it keeps no best one.
+        """
         if self.last_step_of_checkpoint != "auto":
             return self
         return replace(self, from_checkpoint=None, from_pretrained_params=self.from_checkpoint)
