@@ -26,7 +26,7 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.errors import UserError
 
 SAMPLE_MB = 1_000  # of text that a vocabulary is trained on, evenly from all files
-SPLITTERS = ("fast", "punkt", "newline")
+SPLITTERS = ("fast", "punkt", "newline", "passage")
 # masking.py numbers positions in 16 bits, with one value for padding.
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1
 
@@ -75,7 +75,11 @@ class FormatOptions:
     """How documents are read and split into sentences."""
 
     sentence_splitter: str = option(
-        "--sentence-splitter", SPLITTERS, "fast", "how to find sentences"
+        "--sentence-splitter",
+        SPLITTERS,
+        "fast",
+        "how to divide documents into lines: sentences as Punkt's rules (fast) or nltk find them, "
+        "lines as they are, or passages of neighbouring sentences, for sentence embeddings",
     )
     language: str = "english"
     text_field: str = option("--text-field", str, "text", "column of a table with the text")

@@ -306,6 +306,26 @@ def test_file_names_need_not_be_utf8(corpus, tmp_path):
     assert text.with_suffix(".hdf5").exists()
 
 
+def test_passages_are_whole_sentences_of_a_document_whatever_its_line_breaks(tmp_path):
+    """Hard line breaks and short paragraphs make no short lines, and a row of a table is more than
+    one line.
+    """
+    folder, output = tmp_path / "text", tmp_path / "data"
+    folder.mkdir()
+    prose = (SAMPLE / "the-time-machine.txt").read_text(encoding="utf-8")[10_000:14_000]
+    (folder / "wrapped.txt").write_text(prose, encoding="utf-8")
+    row = {"text": "Only a few words here. " * 40, "id": 1}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "Short."}))
+    run("format", "corpus", folder, "--output-dir", output, "--sentence-splitter", "passage")
+    parts = sorted((output / "formatted" / "corpus").glob("part-*.txt"))
+    documents = [text for part in parts for text in part.read_text(encoding="utf-8").split("\n\n")]
+    lines = [document.split("\n") for document in map(str.strip, documents)]
+    assert [len(passages) for passages in lines] == [4, 1, len(lines[2])]
+    assert " ".join(lines[2]) == " ".join(prose.split())
+    assert min(len(line) for passages in lines for line in passages if line != "Short.") >= 200
+    assert len(lines[2]) > 10 and lines[2][0].endswith((".", "?", "!", "’"))
+
+
 def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
     """In processes, which a time limit can end."""
     folder = tmp_path / "text"

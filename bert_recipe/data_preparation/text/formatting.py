@@ -1,4 +1,6 @@
-"""Writes any source as text with one sentence per line and an empty line between documents."""
+"""Writes any source as text with one sentence or passage per line and an empty line between
+documents.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -28,6 +30,7 @@ from bert_recipe.utils.text_files import MAX_LINE, OnBad, kind_of
 
 # characters for the parameters of the splitter: half a minute, 1 GB of memory
 MAX_TRAINING_TEXT = 10_000_000
+MIN_PASSAGE = 200  # characters
 COUNTS = ("documents", "sentences", "words", "without_text")
 
 
@@ -53,6 +56,8 @@ def format_span(
     with output.open("wb") as file:
         for document in read_source(dataset, span, options, on_bad):
             sentences = list(chain.from_iterable(map(split, document.paragraphs)))
+            if options.sentence_splitter == "passage":
+                sentences = passages(sentences)
             counts["without_text"] += not sentences
             for lines in bounded(sentences):
                 text = "\n".join(lines)
@@ -75,11 +80,27 @@ def get_splitter(
     params = load_punkt(
         Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
     )
-    if name == "fast":
+    if name in ("fast", "passage"):
         return FastSplitter(params).split
     from bert_recipe.data_preparation.text.nltk_sentences import PunktSplitter
 
     return PunktSplitter(params).split
+
+
+def passages(sentences: Sequence[str]) -> list[str]:
+    """Neighbouring sentences joined to at least `MIN_PASSAGE` characters; a rest belongs to the last
+    passage.
+    """
+    joined: list[str] = []
+    for sentence in sentences:
+        if joined and len(joined[-1]) < MIN_PASSAGE:
+            joined[-1] += f" {sentence}"
+        else:
+            joined.append(sentence)
+    if len(joined) > 1 and len(joined[-1]) < MIN_PASSAGE:
+        rest = joined.pop()
+        joined[-1] += f" {rest}"
+    return joined
 
 
 def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:
