@@ -162,6 +162,17 @@ BAD = {
             ["TASK_FILE: the file none.csv does not exist"],
             {"TASK_FILE": "none.csv"},
         ),
+        (
+            "post-ln d1 law",
+            ["OBJECTIVE is 'words'", "masked_words, neighbours"],
+            {"OBJECTIVE": "words"},
+        ),
+        ("sentences d1 law 500", ["argument 4 is for masked words"]),
+        (
+            "post-ln d1 law '' '' '' '' '' '' '' '' stable_checkpoint",
+            ["argument 12 is for masked words"],
+            {"OBJECTIVE": "neighbours"},
+        ),
     ],
 }
 

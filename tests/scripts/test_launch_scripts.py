@@ -292,14 +292,38 @@ RUNS = {
         "device=cpu lr_decay_proportion=0.3 num_steps_per_checkpoint=4 eval_steps=4 seed=5 "
         "whole_word_mask=True max_seq_length=128",
     ),
+    "continue: a model of sentence embeddings learns from neighbouring passages": (
+        "continue_pretraining.sh sentences d1 law",
+        {"DATA_ARGS": "--text-field body", "EXTRA_ARGS": "--symmetric-loss"},
+        "command=format dataset=corpus output_dir=law sentence_splitter=passage text_field=body",
+        "command=shard output_dir=law test_fraction=0.05 max_document_kb=50.0 shard_mb=1.0",
+        "from_pretrained_params=sentences train_file=law/sharded/training/*.txt "
+        "output_dir=law/results eval_file=law/sharded/test/shard-00000.txt max_seq_length=64 "
+        "batch_size=8 gradient_merge_steps=1 max_steps=500 learning_rate=5e-05 eval_steps=100 "
+        "amp=True device=cuda resume_from_checkpoint=True symmetric_loss=True seed=42",
+    ),
+    "continue: each position for sentence embeddings": (
+        "continue_pretraining.sh sentences d1 law '' 128 9 3 2 2e-5 bf16 0 '' 4 5",
+        {},
+        "command=format",
+        "command=shard",
+        "max_seq_length=128 max_steps=9 batch_size=3 gradient_merge_steps=2 "
+        "learning_rate=2e-05 amp_dtype=bfloat16 device=cpu num_steps_per_checkpoint=4 eval_steps=4 "
+        "seed=5",
+    ),
+    "continue: masked words for a model of sentence embeddings": (
+        "continue_pretraining.sh sentences d1 law",
+        {"OBJECTIVE": "masked_words"},
+        "dataset=corpus extend=sentences add=1000 lengths='[(512, 0)]'",
+        "phase1=True from_pretrained_params=law/vocab/sentences-law max_steps=5000",
+    ),
 }
 
 
 def test_a_task_file_compares_the_models_before_and_after(checkout):
     (checkout.folder / "train.csv").touch()
-    (checkout.folder / "post-ln/modules.json").touch()
     settings = {"TASK_FILE": "train.csv", "TASK_ARGS": "--text-column 'the text'"}
-    result = start(checkout, f"continue_pretraining.sh post-ln d1 law {empty(7, '0')}", **settings)
+    start(checkout, f"continue_pretraining.sh post-ln d1 law {empty(7, '0')}", **settings)
     *_, words = checkout.calls()
     program, *words = (word.removeprefix(f"{checkout.folder}/") for word in words)
     assert program == "scripts/compare_on_task.py"
@@ -307,7 +331,10 @@ def test_a_task_file_compares_the_models_before_and_after(checkout):
         "--before post-ln --after law/results/post-ln-law/phase1 --output-dir law/task --seed 42 "
         "--train-file train.csv --device cpu --amp --text-column the text"
     )
-    assert "python3 run_embeddings.py --do-train --init-checkpoint post-ln" in result.stdout
+    start(checkout, f"continue_pretraining.sh sentences d1 law {empty(7, '0')}", **settings)
+    assert "law/results/sentences/embedding" in [
+        word.removeprefix(f"{checkout.folder}/") for word in checkout.calls()[-1]
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def make_folders(tmp_path: Path) -> None:
         "d2",
         "held-out",
         "post-ln",
+        "sentences",
         "data/hdf5/seq_1024/training",
         "data/hdf5/seq_8192/training",
     ):
@@ -28,8 +29,10 @@ def make_folders(tmp_path: Path) -> None:
     for theirs, ours in zip(NVIDIA_SHARDS, OUR_SHARDS, strict=True):
         (tmp_path / "theirs" / theirs).mkdir(parents=True)
         (tmp_path / "ours" / ours).mkdir(parents=True)
-    (tmp_path / "post-ln/config.json").write_text('{"model_type": "bert"}')
-    (tmp_path / "post-ln/model.safetensors").touch()
+    for model in ("post-ln", "sentences"):
+        (tmp_path / model / "config.json").write_text('{"model_type": "bert"}')
+        (tmp_path / model / "model.safetensors").touch()
+    (tmp_path / "sentences/modules.json").touch()
     prepared = tmp_path / "prepared/download/squad/v1.1"
     prepared.mkdir(parents=True)
     for name in ("train-v1.1.json", "dev-v1.1.json"):

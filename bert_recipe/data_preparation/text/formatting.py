@@ -88,8 +88,8 @@ def get_splitter(
 
 
 def passages(sentences: Sequence[str]) -> list[str]:
-    """Neighbouring sentences joined to at least `MIN_PASSAGE` characters; a rest belongs to the last
-    passage.
+    """Neighbouring sentences joined to at least `MIN_PASSAGE` characters; the rest belongs to the
+    last passage.
     """
     joined: list[str] = []
     for sentence in sentences:
