@@ -13,7 +13,7 @@ OBJECTIVES=masked_words,neighbours
 # Masked words make a model of sentence embeddings worse (docs/continue_pretraining.md). Its folder has a modules.json, or
 # the folders of its steps have.
 objective=masked_words
-if [[ -d ${1:-} && -n $(find "$1" -maxdepth 2 -name modules.json -print -quit) ]]; then objective=neighbours; fi
+if [[ -d ${1:-} && -n $(find -H "$1" -maxdepth 2 -name modules.json -print -quit) ]]; then objective=neighbours; fi
 objective=${OBJECTIVE:-$objective}
 if [[ $objective == neighbours ]]; then
   length=64 steps=500 batch=8 merged=1 save_steps=100

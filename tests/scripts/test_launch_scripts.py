@@ -302,8 +302,8 @@ RUNS = {
         "batch_size=8 gradient_merge_steps=1 max_steps=500 learning_rate=5e-05 eval_steps=100 "
         "amp=True device=cuda resume_from_checkpoint=True symmetric_loss=True seed=42",
     ),
-    "continue: each position for sentence embeddings": (
-        "continue_pretraining.sh sentences d1 law '' 128 9 3 2 2e-5 bf16 0 '' 4 5",
+    "continue: each position for sentence embeddings, of a linked folder": (
+        "continue_pretraining.sh linked d1 law '' 128 9 3 2 2e-5 bf16 0 '' 4 5",
         {},
         "command=format",
         "command=shard",

@@ -33,6 +33,7 @@ def make_folders(tmp_path: Path) -> None:
         (tmp_path / model / "config.json").write_text('{"model_type": "bert"}')
         (tmp_path / model / "model.safetensors").touch()
     (tmp_path / "sentences/modules.json").touch()
+    (tmp_path / "linked").symlink_to("sentences")
     prepared = tmp_path / "prepared/download/squad/v1.1"
     prepared.mkdir(parents=True)
     for name in ("train-v1.1.json", "dev-v1.1.json"):
