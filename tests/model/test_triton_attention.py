@@ -34,7 +34,10 @@ GPU = torch.device("cuda", 0)
 def interpreted() -> dict:
     if find_spec("triton") is None:
         pytest.skip("needs Triton, which torch for CPUs lacks")
-    result = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted" in result.stderr:
+        pytest.skip("Triton's interpreter does not know this NumPy: install an older one")
+    assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
