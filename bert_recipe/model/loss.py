@@ -1,12 +1,12 @@
 """Losses, summed over a micro-batch. The trainer divides once, by the counts of the global batch.
 
-Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S longest sequence; of
-embeddings n samples of the global batch, k texts of each (an anchor, its positive, hard negatives),
-c candidates, E hidden size.
+Legend: T tokens in the stream, N sequences, M masked tokens, R of their rows at a time, V
+vocabulary, S longest sequence; of embeddings n samples of the global batch, k texts of each (an
+anchor, its positive, hard negatives), c candidates, E hidden size.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,40 +31,38 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
     ) -> tuple[Tensor, Tensor]:
         logits_MV = hidden_ME @ weight_VE.T
+        grad_MV = logits_MV  # written over the logits, to save memory
         bias_V = bias_V.float()
-        num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
-        kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
-        safe_M1 = labels_M.clamp(min=0)[:, None]
+        is_labelled_M1 = (labels_M != IGNORED_LABEL)[:, None]
+        label_M1 = labels_M.clamp(min=0)[:, None]  # an index, also where the label is ignored
         # Gradients are kept x1024 until the loss scale is applied, so that float16 does not
         # underflow.
         upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
-        weight_M1 = kept_M1 * upscale
-        # On a GPU, the weights are not read: that would synchronize.
-        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())
+        grad_scale_M1 = is_labelled_M1 * upscale
+        # On a GPU, always: to look at the scales would synchronize.
+        must_scale = logits_MV.device.type != "cpu" or bool((grad_scale_M1 != 1).any())
         needs_grad = any(ctx.needs_input_grad)
-        largest_M1, largest_prob_M1, label_prob_M1, target_M1 = weight_M1.new_empty(
-            4, len(logits_MV), 1
+        max_logit_M1, max_prob_M1, label_logit_M1, label_prob_M1 = (
+            torch.empty_like(grad_scale_M1) for _ in range(4)
         )
-        for start in range(0, len(logits_MV), num_rows):
-            rows = slice(start, start + num_rows)
+        for rows in row_blocks(logits_MV):
             logits_RV = logits_MV[rows] + bias_V
             probs_RV = logits_RV.softmax(dim=1)
-            torch.amax(logits_RV, dim=1, keepdim=True, out=largest_M1[rows])
-            torch.amax(probs_RV, dim=1, keepdim=True, out=largest_prob_M1[rows])
-            torch.gather(logits_RV, 1, safe_M1[rows], out=target_M1[rows])
-            torch.gather(probs_RV, 1, safe_M1[rows], out=label_prob_M1[rows])
+            torch.amax(logits_RV, dim=1, keepdim=True, out=max_logit_M1[rows])
+            torch.amax(probs_RV, dim=1, keepdim=True, out=max_prob_M1[rows])
+            torch.gather(logits_RV, 1, label_M1[rows], out=label_logit_M1[rows])
+            torch.gather(probs_RV, 1, label_M1[rows], out=label_prob_M1[rows])
             if needs_grad:
-                logits_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
-        # log-sum-exp from the largest probability, which is at least 1/V and so does not underflow.
-        log_normalizer_M1 = largest_M1 - largest_prob_M1.log()
-        total = torch.where(kept_M1, log_normalizer_M1 - target_M1, 0.0).sum()
-        correct = ((target_M1 >= largest_M1) & kept_M1).sum()
+                # The gradient is the probability, except at the label, which follows below.
+                grad_MV[rows] = probs_RV.mul_(grad_scale_M1[rows]) if must_scale else probs_RV
+        # max_prob = exp(max_logit - logsumexp); it is at least 1/V and so does not underflow.
+        logsumexp_M1 = max_logit_M1 - max_prob_M1.log()
+        total = torch.where(is_labelled_M1, logsumexp_M1 - label_logit_M1, 0.0).sum()
+        correct = ((label_logit_M1 >= max_logit_M1) & is_labelled_M1).sum()
         if needs_grad:
-            at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(logits_MV.dtype)
-            logits_MV[torch.arange(len(logits_MV), device=logits_MV.device), safe_M1.squeeze(1)] = (
-                at_label_M
-            )
-            ctx.grad_MV, ctx.upscale = logits_MV, upscale
+            label_grad_M1 = (label_prob_M1 - 1) * grad_scale_M1
+            grad_MV.scatter_(1, label_M1, label_grad_M1.to(grad_MV.dtype))
+            ctx.grad_MV, ctx.upscale = grad_MV, upscale
             ctx.save_for_backward(hidden_ME, weight_VE)
         ctx.mark_non_differentiable(correct)
         return total, correct
@@ -76,9 +74,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         hidden_ME, weight_VE = ctx.saved_tensors
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
         factor = grad_total / ctx.upscale
-        if grad_MV.dtype == torch.float16:  # products of what is not scaled could overflow
-            for grad_RV in grad_MV.split(FLOAT32_ROWS.get(grad_MV.device.type, 4096)):
-                grad_RV.copy_(grad_RV.float().mul_(factor))
+        if grad_MV.dtype == torch.float16:
+            # Before the products, which could overflow at x1024; elsewhere after them.
+            for rows in row_blocks(grad_MV):
+                grad_MV[rows] = grad_MV[rows].float().mul_(factor)
             factor = torch.ones_like(factor)
 
         def scaled(tensor: Tensor) -> Tensor:
@@ -91,6 +90,13 @@ class LinearCrossEntropy(torch.autograd.Function):
             scaled(grad_MV.sum(0)),
             None,
         )
+
+
+def row_blocks(logits_MV: Tensor) -> Iterator[slice]:
+    """The rows that are converted to float32 at a time."""
+    num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
+    for start in range(0, len(logits_MV), num_rows):
+        yield slice(start, start + num_rows)
 
 
 def linear_cross_entropy(
