@@ -195,40 +195,50 @@ def contrastive_losses(
     positives and negatives of the batch; `symmetric`: averaged with that of each anchor among all
     anchors. Texts that are known to belong together are no negatives of each other: equal texts,
     and an anchor and a positive of it, or of an equal anchor, wherever they stand.
+
+    vectors_nkE: of the texts of each sample, normalized.
+    texts_nk: numbers of these texts, equal for equal texts.
     """
-    own_n = torch.arange(len(texts_nk), device=texts_nk.device)
-    texts_kn = texts_nk.T.contiguous()
-    anchors_n, positives_n = texts_kn[0], texts_kn[1]
-    candidates_c = texts_kn[1:].flatten()  # the positives first
     anchors_nE, positives_nE = vectors_nkE[:, 0], vectors_nkE[:, 1]
+    # All positives, then all first negatives, and so on: the positive of sample n is candidate n.
     candidates_cE = vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1)
+    texts_kn = texts_nk.T.contiguous()
+    anchor_texts_n, positive_texts_n = texts_kn[0], texts_kn[1]
+    candidate_texts_c = texts_kn[1:].flatten()
+    targets_n = torch.arange(len(texts_nk), device=texts_nk.device)
 
-    def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
-        known.fill_diagonal_(False)  # indexing would wait for a GPU
-        return F.cross_entropy(
-            (logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none"
-        )
+    def cross_entropy(cosines: Tensor, belong_together: Tensor) -> Tensor:
+        """The target of n is candidate n; others that belong to n are left out."""
+        belong_together.fill_diagonal_(False)  # indexing would wait for a GPU
+        logits = (cosines / temperature).masked_fill(belong_together, -torch.inf)
+        return F.cross_entropy(logits, targets_n, reduction="none")
 
-    is_pair_nc = known_pairs(anchors_n, candidates_c)
-    known_nc = is_pair_nc | (anchors_n[:, None] == candidates_c)
-    losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)
+    is_pair_nc = known_pairs(anchor_texts_n, candidate_texts_c)
+    is_anchor_nc = anchor_texts_n[:, None] == candidate_texts_c
+    losses_n = cross_entropy(anchors_nE @ candidates_cE.T, is_pair_nc | is_anchor_nc)
     if not symmetric:
         return losses_n
-    known_nn = is_pair_nc[:, : len(own_n)].T | (positives_n[:, None] == anchors_n)
-    return (losses_n + cross_entropy(positives_nE @ anchors_nE.T, known_nn)) / 2
+    # From here on, the samples are the positives and the candidates the anchors.
+    is_pair_nn = is_pair_nc[:, : len(targets_n)].T
+    is_positive_nn = positive_texts_n[:, None] == anchor_texts_n
+    reverse_losses_n = cross_entropy(positives_nE @ anchors_nE.T, is_pair_nn | is_positive_nn)
+    return (losses_n + reverse_losses_n) / 2
 
 
 def known_pairs(anchors_n: Tensor, candidates_c: Tensor) -> Tensor:
     """Whether candidate c has the text of a positive of an anchor equal to anchor n [n, c]. The
     first n candidates are the positives.
     """
-    # Equal texts have the same place in sorted order. `unique` would wait for a GPU.
-    anchor_place_n = torch.searchsorted(anchors_n.sort().values, anchors_n)
-    place_c = torch.searchsorted(candidates_c.sort().values, candidates_c)
-    is_pair = anchors_n.new_zeros(len(anchors_n), len(candidates_c), dtype=torch.bool)
-    places = (anchor_place_n, place_c[: len(anchors_n)])
-    is_pair.index_put_(places, torch.ones_like(is_pair[0, 0]))
-    return is_pair[anchor_place_n][:, place_c]
+    # Equal texts get the same index: their first place in sorted order. `unique` would wait for a
+    # GPU.
+    anchor_index_n = torch.searchsorted(anchors_n.sort().values, anchors_n)
+    candidate_index_c = torch.searchsorted(candidates_c.sort().values, candidates_c)
+    positive_index_n = candidate_index_c[: len(anchors_n)]
+    # By these indices: whether any sample has this anchor and this positive.
+    has_pair_nc = anchors_n.new_zeros(len(anchors_n), len(candidates_c), dtype=torch.bool)
+    true = torch.ones_like(has_pair_nc[0, 0])  # on the device: Python's True would wait for it
+    has_pair_nc.index_put_((anchor_index_n, positive_index_n), true)
+    return has_pair_nc[anchor_index_n][:, candidate_index_c]
 
 
 def margin_mse_losses(vectors_nkE: Tensor, scores_nk: Tensor, temperature: float) -> Tensor:
