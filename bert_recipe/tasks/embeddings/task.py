@@ -261,61 +261,65 @@ class GlobalBatch(BatchForward):
         # On the host, before the GPU has anything to wait for.
         self.texts_nk = self._gather_labels(micro_batches, "texts")
         self.scores_nk = self._gather_labels(micro_batches, "scores").float()
-        self.done = 0
+        self.num_done = 0  # micro-batches
         self.is_cached = len(micro_batches) > 1
-        self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
+        # Of each micro-batch: see `losses_and_gradient`.
+        self.cache: Sequence[tuple[Tensor, Tensor]] = ()
 
     def _gather_labels(self, micro_batches: Sequence[MicroBatch], name: str) -> Tensor:
         """The labels of all ranks' samples, [n, k], on the device."""
-        mine = torch.cat([batch[name][: batch["num_sequences"]] for batch in micro_batches])
-        all_N, _ = self.runtime.distributed.gather_rows(mine)
-        all_N = all_N.pin_memory() if self.runtime.device.type == "cuda" else all_N
-        labels_nk = all_N.view(-1, self.task.texts_per_sample)
+        own_labels_N = torch.cat([batch[name][: batch["num_sequences"]] for batch in micro_batches])
+        labels_N, _ = self.runtime.distributed.gather_rows(own_labels_N)
+        if self.runtime.device.type == "cuda":
+            labels_N = labels_N.pin_memory()
+        labels_nk = labels_N.view(-1, self.task.texts_per_sample)
         return labels_nk.to(self.runtime.device, non_blocking=True)
 
     @torch.no_grad()
     def compute_gradients(self, model: nn.Module, micro_batches: Sequence[MicroBatch]) -> None:
-        """Computes all embeddings without a graph, and the parts of each micro-batch from them."""
-        outputs, device = [], self.runtime.device
+        """Computes all embeddings without a graph, and from them the loss and its gradient, which
+        `sums` reads from the cache.
+        """
+        device = self.runtime.device
+        outputs = []  # the embeddings [N, E] of each micro-batch
         with self.runtime.precision.context(device):
             for number, micro_batch in enumerate(micro_batches):
                 torch.manual_seed(self.seed + number)
                 outputs.append(self.task.embed(model, to_device(micro_batch, device)))
         sizes = [len(embeddings_NE) for embeddings_NE in outputs]
-        losses_N, gradient_NE = self.gradient(torch.cat(outputs))
-        self.parts = list(zip(losses_N.split(sizes), gradient_NE.split(sizes), strict=True))
+        losses_N, gradient_NE = self.losses_and_gradient(torch.cat(outputs))
+        self.cache = list(zip(losses_N.split(sizes), gradient_NE.split(sizes), strict=True))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        if not micro_batch["num_sequences"]:
+        if not micro_batch["num_sequences"]:  # filler: no loss, but the same collectives
             return {"loss": (self.task.embed(model, micro_batch) * 0).sum()}
         if self.is_cached:
-            torch.manual_seed(self.seed + self.done)
-        embeddings_NE = self.task.embed(model, micro_batch)
-        if self.is_cached:
-            losses_N, gradient_NE = self.parts[self.done]
+            torch.manual_seed(self.seed + self.num_done)  # dropout as in `compute_gradients`
+            embeddings_NE = self.task.embed(model, micro_batch)
+            losses_N, gradient_NE = self.cache[self.num_done]
         else:
-            losses_N, gradient_NE = self.gradient(embeddings_NE.detach())
-        self.done += 1
+            embeddings_NE = self.task.embed(model, micro_batch)
+            losses_N, gradient_NE = self.losses_and_gradient(embeddings_NE.detach())
+        self.num_done += 1
         # A number with the value of the loss, whose derivative by the embeddings is the gradient.
         linear = (embeddings_NE * gradient_NE).sum()
         return {"loss": losses_N.sum() + linear - linear.detach()}
 
-    def gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E]
-        of all losses.
+    def losses_and_gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """Of this rank's embeddings: the losses [N] of their samples, at the first sequence of
+        each, and the gradient [N, E] of the loss of all ranks.
         """
-        rows, first = self.runtime.distributed.gather_rows(embeddings_NE)
+        all_NE, start = self.runtime.distributed.gather_rows(embeddings_NE)
         k = self.task.texts_per_sample
-        with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
-            rows.requires_grad_()
-            losses_n = self.task.losses(
-                rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_nk
-            )
-            (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
-        stop = first + len(embeddings_NE)
+        with torch.enable_grad(), torch.autocast(all_NE.device.type, enabled=False):
+            all_NE.requires_grad_()
+            all_nkE = all_NE.view(-1, k, all_NE.shape[1])
+            losses_n = self.task.losses(all_nkE, self.texts_nk, self.scores_nk)
+            (gradient_NE,) = torch.autograd.grad(losses_n.sum(), all_NE)
+        stop = start + len(embeddings_NE)
         losses_N = embeddings_NE.new_zeros(len(embeddings_NE))
-        losses_N[::k] = losses_n.detach()[first // k : stop // k]
-        return losses_N, gradient[first:stop]
+        losses_N[::k] = losses_n.detach()[start // k : stop // k]
+        return losses_N, gradient_NE[start:stop]
 
 
 def undefined_reason(tuples: TextTuples) -> str | None:
