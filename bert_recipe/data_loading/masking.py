@@ -40,8 +40,10 @@ def text_tokens(
     return is_real & (input_ids != special_ids[0]) & (input_ids != special_ids[1])
 
 
-def num_sort_words(length: int) -> int:
-    """How many random numbers a sequence needs for `choose_positions`: each is used twice."""
+def num_random(length: int) -> int:
+    """How many random numbers of 64 bits `choose_positions` needs for a sequence of `length`
+    tokens: half of one per token.
+    """
     return (length + 1) // 2
 
 
@@ -50,7 +52,7 @@ def choose_positions(
     is_text: np.ndarray,
     lengths: np.ndarray,
     rule: MaskRule,
-    words: np.ndarray,
+    random: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens of each row to mask: positions [n, P], ascending and zero-padded, and their
     number [n].
@@ -58,35 +60,37 @@ def choose_positions(
     min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those
     that are not special, every set being equally likely. With whole-word masking, words in random
     order as long as they fit. A word starts at the beginning of a segment and at every token that
-    does not continue the one before it. lengths [n]: with special tokens. words: random numbers [n,
-    num_sort_words(S)].
+    does not continue the one before it. lengths [n]: with special tokens. random: uint64 [n,
+    num_random(S)].
     """
     length = input_ids.shape[1]
-    column = np.arange(length, dtype=np.int32)
+    columns = np.arange(length, dtype=np.uint32)
+    places = np.arange(rule.max_masked)
     counts = np.rint(rule.probability * lengths).astype(np.int64)
     counts = np.minimum(np.clip(counts, 1, rule.max_masked), is_text.sum(axis=1))
 
     # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded
     # columns sort last.
     low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
-    excluded = ~low_bits | column.astype(np.uint32)
-    keys = words.view(np.uint32)[:, :length] | low_bits
-    keys &= excluded
+    keys = random.view(np.uint32)[:, :length] & ~low_bits
+    keys |= columns
+    excluded = ~low_bits | columns
     if rule.word_starts is not None:
         begins_word = rule.word_starts.find(input_ids, is_text)
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
-        row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
-        counts = np.bincount(row, minlength=len(input_ids))
+        is_chosen = choose_words(order, begins_word, is_text, counts)
+        counts = np.count_nonzero(is_chosen, axis=1)
         positions = np.zeros((len(input_ids), rule.max_masked), np.uint16)
-        positions[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = place
+        _, chosen_columns = np.nonzero(is_chosen)  # row by row, as a mask is filled
+        positions[places < counts[:, None]] = chosen_columns
         return positions, counts
     np.copyto(keys, excluded, where=~is_text)
     keys.sort(axis=1)
     positions = (keys[:, : rule.max_masked] & low_bits).astype(np.uint16)
-    is_real = np.arange(rule.max_masked) < counts[:, None]
-    positions[~is_real] = length
+    is_unused = places >= counts[:, None]
+    positions[is_unused] = length  # so that they sort last
     positions.sort(axis=1)
-    positions[~is_real] = 0
+    positions[is_unused] = 0
     return positions, counts
 
 
@@ -97,22 +101,25 @@ def choose_words(
     the columns [n, S] where words begin, shuffled, followed by the other columns.
     """
     rows, length = order.shape
-    # A token that is not text counts as a word that never fits.
+    size = rows * length
+    # The flattened rows are divided into words and single tokens that are no text.
     starts = np.flatnonzero(begins_word | ~is_text)
-    widths = np.diff(starts, append=rows * length)
-    sizes = np.full(rows * length, length + 1)
-    sizes[starts] = np.where(begins_word.ravel()[starts], widths, length + 1)
-    first = order + np.arange(0, rows * length, length)[:, None]
-    is_chosen = np.zeros(rows * length, bool)
+    lengths = np.diff(starts, append=size)
+    is_word = begins_word.ravel()[starts]
+    # The length of the word that begins at a token; where none does, a length that never fits.
+    word_lengths = np.full(size, length + 1)
+    word_lengths[starts[is_word]] = lengths[is_word]
+
+    is_first_chosen = np.zeros(size, bool)  # at the first token of each chosen word
     left = counts.copy()
-    for place in range(length):
-        size = sizes[first[:, place]]
-        fits = size <= left
-        is_chosen[first[:, place]] = fits
-        left -= size * fits
+    flat_order = order + np.arange(0, size, length)[:, None]
+    for tokens in flat_order.T:  # of each row one
+        fits = word_lengths[tokens] <= left
+        is_first_chosen[tokens] = fits
+        left -= word_lengths[tokens] * fits
         if not left.any():
             break
-    return np.repeat(is_chosen[starts], widths).reshape(rows, length)
+    return np.repeat(is_first_chosen[starts], lengths).reshape(rows, length)
 
 
 def mask_tokens(
@@ -196,25 +203,25 @@ class Masking:
         is_causal = self.is_causal(progress)
         # Random numbers of 64 bits for each sample: the first ones choose positions, the others
         # say what is done at each.
-        num_sort = num_sort_words(length)
+        num_sort = num_random(length)
         steps = np.arange(1, num_sort + max_masked + 1, dtype=np.uint64) * WEYL
         random = mix64(seeds[:, None] + steps)
-        sort_words = np.ascontiguousarray(random[:, :num_sort])
-        action_words = random[:, num_sort:]
+        sort_random = np.ascontiguousarray(random[:, :num_sort])
+        action_random = random[:, num_sort:]
 
         is_text = text_tokens(input_ids, is_real, self.special_ids)
         if is_causal:
             is_text[:, :2] = False  # position 0 would stand for padding
         lengths = np.count_nonzero(is_real, axis=1)
         rule = replace(self.rule, probability=self.rate(progress))
-        positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_words)
+        positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_random)
         if is_causal:
             is_target = np.arange(max_masked) < counts[:, None]
             targets = np.take_along_axis(input_ids, positions.astype(np.int64), 1)
             return positions - is_target, targets * is_target
         # The upper 24 bits as a number in [0, 1), and the lower 32 bits as one below `vocab_size`.
-        action = (action_words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-        low_bits = action_words & np.uint64(0xFFFFFFFF)
+        action = (action_random >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        low_bits = action_random & np.uint64(0xFFFFFFFF)
         random_ids = (low_bits * np.uint64(self.vocab_size)) >> np.uint64(32)
         original_ids = mask_tokens(
             input_ids, positions, counts, self.mask_token_id, action, random_ids

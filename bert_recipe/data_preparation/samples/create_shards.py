@@ -22,7 +22,7 @@ from bert_recipe.data_loading.masking import (
     MaskRule,
     choose_positions,
     mask_tokens,
-    num_sort_words,
+    num_random,
     text_tokens,
 )
 from bert_recipe.data_preparation.engine.versions import run_units
@@ -258,8 +258,8 @@ def draw_masks(
         return nothing, nothing
     is_real = input_mask > 0
     is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    words = rng.integers(0, 1 << 64, (rows, num_sort_words(length)), np.uint64)
-    positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, words)
+    random = rng.integers(0, 1 << 64, (rows, num_random(length)), np.uint64)
+    positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, random)
     action = rng.random(positions.shape, np.float32)
     random_ids = rng.integers(0, tokenizer.vocab_size, positions.shape, np.uint32)
     return positions, mask_tokens(
