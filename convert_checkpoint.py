@@ -51,7 +51,8 @@ from bert_recipe.tokenization.tokenizer import (
     model_files,
 )
 from bert_recipe.utils.command_line import ArgumentParser, Arguments
-from bert_recipe.utils.files import atomic_folder, read_json, remove, write_json
+from bert_recipe.utils.files import atomic_folder, remove
+from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
 NVIDIA_PYTORCH, COMPOSER = "nvidia-pytorch", "composer"

@@ -12,7 +12,7 @@ if __name__ == "__main__":
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.utils.command_line import ArgumentParser, finite_float
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import read_json
 
 
 def parse_arguments(argv: list[str] | None = None):

@@ -44,15 +44,8 @@ from bert_recipe.tasks.doubtful_rows import warn_of_predicted_blanks
 from bert_recipe.tasks.inference_flags import FLAGS
 from bert_recipe.tasks.squad.files import SquadOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
-from bert_recipe.utils.files import (
-    LOCK_FILE,
-    file_digest,
-    json_digest,
-    lock_folder,
-    read_json,
-    remove,
-    write_atomically,
-)
+from bert_recipe.utils.files import LOCK_FILE, file_digest, lock_folder, remove, write_atomically
+from bert_recipe.utils.json_files import json_digest, read_json
 from bert_recipe.utils.output_tables import (
     OUTPUTS,
     add_columns,

@@ -42,7 +42,7 @@ from benchmarks.common.results import (
 )
 from bert_recipe.utils.command_line import positive_int
 from bert_recipe.utils.errors import run_main
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import write_json
 from bert_recipe.utils.progress import print_line, progress_bar
 
 VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"

@@ -41,7 +41,8 @@ from bert_recipe.utils.command_line import (
     positive_float,
     positive_int,
 )
-from bert_recipe.utils.files import read_json, write_atomically
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import read_json
 from bert_recipe.utils.progress import print_line
 
 PROGRAMS = ("run_glue.py", "run_ner.py", "run_embeddings.py", "run_squad.py")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bert_recipe.utils.errors import one_line
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import write_json
 from bert_recipe.utils.progress import print_line
 
 

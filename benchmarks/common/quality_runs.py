@@ -22,7 +22,7 @@ from benchmarks.common.worker import call_in_worker
 from bert_recipe.config import ScheduleConfig
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import write_json
 
 HELD_OUT = ("frankenstein.txt", "the-picture-of-dorian-gray.txt", "treasure-island.txt")
 LENGTH, BATCH, VOCABULARY = 128, 32, 8000

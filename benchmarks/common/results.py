@@ -17,7 +17,7 @@ import torch
 
 from bert_recipe.utils.command_line import ArgumentParser
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json, write_json
+from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -23,8 +23,8 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.model_card import copy_card
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import atomic_folder, read_json, write_json
-from bert_recipe.utils.typed_json import JsonObject, list_of
+from bert_recipe.utils.files import atomic_folder
+from bert_recipe.utils.json_files import JsonObject, list_of, read_json, write_json
 
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"

@@ -17,15 +17,17 @@ from pathlib import Path
 from bert_recipe.config import is_step
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import (
-    TEMPORARY_SUFFIX,
+from bert_recipe.utils.files import TEMPORARY_SUFFIX, remove
+from bert_recipe.utils.json_files import (
+    JsonObject,
+    from_json,
     json_digest,
+    list_of,
+    object_of,
     read_json,
-    remove,
     write_json,
 )
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject, from_json, list_of, object_of
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"

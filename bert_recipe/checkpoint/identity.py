@@ -25,9 +25,9 @@ from bert_recipe.config import DevelopmentData, RunRecord
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json, remove, write_json
+from bert_recipe.utils.files import remove
+from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
 
 WEIGHTS = "starting weights"
 ANOTHER = "choose another --output-dir"

@@ -16,9 +16,9 @@ from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
 from bert_recipe.tokenization.files import TokenizerFile, find_tokenizer, read_settings
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import file_digest, json_digest, read_json
+from bert_recipe.utils.files import file_digest
+from bert_recipe.utils.json_files import JsonObject, from_json, json_digest, read_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject, from_json
 
 # Names and vocabularies need no torch, whose import takes seconds: here, methods import it.
 if TYPE_CHECKING:

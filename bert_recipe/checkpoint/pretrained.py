@@ -61,7 +61,8 @@ from bert_recipe.model.encoders.roberta import (
 from bert_recipe.tokenization.tokenizer import Tokenizer, model_files
 from bert_recipe.utils.device import allocate
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import atomic_path, write_atomically, write_json
+from bert_recipe.utils.files import atomic_path, write_atomically
+from bert_recipe.utils.json_files import write_json
 
 DistilBertForMaskedLM = DISTILBERT["masked_lm"]
 DistilBertForQuestionAnswering = DISTILBERT["question_answering"]

@@ -9,8 +9,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import CheckpointMetadata, is_step
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject, read_json
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"

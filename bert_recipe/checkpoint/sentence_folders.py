@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
-from bert_recipe.utils.typed_json import JsonObject, list_of
+from bert_recipe.utils.json_files import JsonObject, list_of, read_json
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
 # text-embeddings-inference wants a value for each of these.

@@ -8,7 +8,7 @@ from typing import TypeVar
 from bert_recipe.checkpoint.folder import INDEX_SUFFIX, MODEL_FILE, PICKLED_FILE
 from bert_recipe.checkpoint.rows import LazyTensor, open_safetensors
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import read_json
 
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 

@@ -40,8 +40,8 @@ from bert_recipe.utils.device import pin_memory
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import THREAD_SIGNS, PeerError, UserError
 from bert_recipe.utils.files import publish_folder, temporary_path
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.memory import available_memory, process_memory
-from bert_recipe.utils.typed_json import JsonObject
 
 Result = TypeVar("Result")
 

@@ -15,9 +15,8 @@ from typing import Any
 from bert_recipe.config import RunConfig
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_name
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import JsonObject, read_json
 from bert_recipe.utils.rank_environment import read_environment
-from bert_recipe.utils.typed_json import JsonObject
 
 VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"

@@ -33,8 +33,8 @@ import h5py
 import numpy as np
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import last_change, read_json, refuse_pointer
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.files import last_change, refuse_pointer
+from bert_recipe.utils.json_files import JsonObject, read_json
 
 KEYS = (
     "input_ids",

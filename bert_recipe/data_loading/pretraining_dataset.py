@@ -19,7 +19,7 @@ from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import PeerError, UserError
-from bert_recipe.utils.files import json_digest
+from bert_recipe.utils.json_files import json_digest
 from bert_recipe.utils.progress import print_line, progress_bar
 
 if TYPE_CHECKING:

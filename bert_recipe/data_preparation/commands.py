@@ -20,7 +20,7 @@ from bert_recipe.tasks.classification.specs import TASKS
 from bert_recipe.tokenization.files import TOKENIZER_JSON, VOCAB_FILE
 from bert_recipe.utils.command_line import Arguments, from_flags
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import read_json
 from bert_recipe.utils.resources import resource_folder
 
 if TYPE_CHECKING:  # it imports NumPy

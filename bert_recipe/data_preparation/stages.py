@@ -26,10 +26,10 @@ from bert_recipe.data_preparation.options import (
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import file_digest, write_atomically, write_json
+from bert_recipe.utils.files import file_digest, write_atomically
+from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
 from bert_recipe.utils.text_files import TABLES
-from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 if TYPE_CHECKING:  # it imports NumPy

@@ -27,9 +27,8 @@ from bert_recipe.metrics.dllogger_backends import (
     text_log,
 )
 from bert_recipe.utils.errors import UserError, one_line, print_error
-from bert_recipe.utils.files import read_json, write_json
+from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
 
 Step = tuple[int, ...] | str
 # In a PARAMETER record: the update after which a run that was stopped goes on. Records of later

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_recipe.reporting.records import Point, RunPhase, numbers
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
 # Per line; per chart; resumes, skips and evaluations per line.

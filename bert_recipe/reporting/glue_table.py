@@ -11,7 +11,8 @@ from typing import NamedTuple
 from bert_recipe.config import CheckpointMetadata
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.errors import UserError, run_main
-from bert_recipe.utils.files import read_json, write_atomically
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import read_json
 from bert_recipe.utils.progress import print_line
 
 # The scores whose mean is a task's result, as in the publications below.

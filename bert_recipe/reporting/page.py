@@ -29,7 +29,7 @@ from bert_recipe.reporting.records import (
     printable,
 )
 from bert_recipe.tasks.mistakes import MISTAKES
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 # The order of the charts; other metrics follow.
 ORDER = (

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import files_below
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 PREFIX = "DLLL "
 # First; others in the order of their start.

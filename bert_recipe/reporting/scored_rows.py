@@ -23,7 +23,7 @@ from bert_recipe.tasks.classification.specs import (
 from bert_recipe.tasks.embeddings.retrieval import RETRIEVAL_SCORES
 from bert_recipe.tasks.ner.tags import entities, has_classes
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import read_json
 
 SCORES_FILE = "scores.json"
 STEM = "eval_predictions"

@@ -39,9 +39,8 @@ from bert_recipe.tasks.task import Number, SeparableTask, TaskData
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import json_digest, read_json
+from bert_recipe.utils.json_files import JsonObject, json_digest, read_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
 
 
 @dataclass(frozen=True)

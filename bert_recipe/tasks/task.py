@@ -16,10 +16,10 @@ from bert_recipe.config import DevelopmentData
 from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import file_digest, json_digest
+from bert_recipe.utils.files import file_digest
+from bert_recipe.utils.json_files import JsonObject, json_digest
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.text_files import table_parts
-from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer

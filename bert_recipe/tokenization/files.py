@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import parse_json, read_json, refuse_pointer
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.files import refuse_pointer
+from bert_recipe.utils.json_files import JsonObject, parse_json, read_json
 
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -42,7 +42,7 @@ from bert_recipe.tokenization.files import (
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 # The library is imported by the methods that need it: runs from shards encode no text.
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
 from bert_recipe.training.setup import DIGITS, SCORES_FILE, check_memory, open_report
 from bert_recipe.utils.device import allocate
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:

@@ -50,10 +50,10 @@ from bert_recipe.utils.device import (
 )
 from bert_recipe.utils.distributed import init_distributed
 from bert_recipe.utils.errors import UserError, is_out_of_memory
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.memory import total_memory
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
 
 SCORES_FILE = "scores.json"  # in a run's folder
 DIGITS = 16  # of a digest that is logged

@@ -36,9 +36,9 @@ from bert_recipe.training.prediction import predict_all, predict_only
 from bert_recipe.training.setup import SCORES_FILE, open_report, start_runtime
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json, remove, write_json
+from bert_recipe.utils.files import remove
+from bert_recipe.utils.json_files import JsonObject, from_json, read_json, write_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject, from_json
 
 
 def run_task(config: RunConfig, task: Task, title: str) -> int:

@@ -1,10 +1,9 @@
-"""Files: read JSON with clear errors, write files and folders atomically, lock folders, hash."""
+"""Files and folders: written atomically, locked, hashed."""
 
 import contextlib
 import fcntl
 import functools
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -12,29 +11,14 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bert_recipe.utils.errors import UserError, print_error
-from bert_recipe.utils.typed_json import from_json, unique_keys
 
 LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock
 TEMPORARY_SUFFIX = ".tmp"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
-    """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an
-    object. `description` names the kind of file in errors.
-
-    Raises UserError for a missing file, invalid JSON, a key twice in one object, and a value of
-    another type.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{description} {path} does not exist: check the path")
-    refuse_pointer(path)
-    return parse_json(path.read_bytes(), f"{description} {path}", kind)
+IS_POINTER = "is a pointer of git LFS, not the file: fetch the file with git lfs pull"
 
 
 def refuse_pointer(path: Path) -> None:
@@ -42,20 +26,7 @@ def refuse_pointer(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(len(LFS_POINTER))
     if start == LFS_POINTER:
-        raise UserError(
-            f"{path} is a pointer of git LFS, not the file: fetch the file with git lfs pull"
-        )
-
-
-def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> Any:
-    """The JSON value in `content`, as for `read_json`. `description` names it in errors."""
-    try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError and too long integers
-        raise UserError(
-            f"{description} is not valid JSON ({error}): correct it, or fetch it again"
-        ) from error
-    return from_json(kind, value, description)
+        raise UserError(f"{path} {IS_POINTER}")
 
 
 def temporary_path(path: Path) -> Path:
@@ -127,11 +98,6 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "backslashreplace")
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
-
-
-def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
-    """Writes `value` as JSON to the file `path`, atomically."""
-    write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def sync(path: Path) -> None:
@@ -235,11 +201,6 @@ def lock_folder(folder: Path) -> FolderLock:
                     f"{folder} is in use by {holder or 'another process'}: {advice}"
                 ) from error
         time.sleep(0.5)
-
-
-def json_digest(value: Any) -> str:
-    """SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_digest(path: str | Path, algorithm: str = "sha256") -> str:

@@ -25,7 +25,8 @@ from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.config import RunRecord
 from bert_recipe.training import trainer as trainer_module
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import lock_folder, read_json, write_json
+from bert_recipe.utils.files import lock_folder
+from bert_recipe.utils.json_files import read_json, write_json
 
 STEP_2 = ("--max-steps", 2)
 

@@ -15,7 +15,7 @@ from bert_recipe.checkpoint.folder import (
 from bert_recipe.checkpoint.start import StartKind, find_start, resolve_start
 from bert_recipe.config import StartConfig
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import write_json
 
 STEPS = Path("run/phase1")  # the run's folder of steps
 AUTO = {"last_step_of_checkpoint": "auto"}

@@ -17,7 +17,7 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.modules import Linear, VocabularyEmbedding
 from bert_recipe.optimization.muon import hidden_matrices
 from bert_recipe.optimization.protocol import undecayed_parameters
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import write_json
 
 
 @dataclass(frozen=True)

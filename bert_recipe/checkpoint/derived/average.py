@@ -11,7 +11,7 @@ from bert_recipe.checkpoint.rows import LazyTensor
 from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 
 def average(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:

@@ -26,7 +26,8 @@ from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.tokenization.files import trained_length
 from bert_recipe.tokenization.tokenizer import Tokenizer, model_files
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import write_atomically, write_json
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import write_json
 
 POSITIONS = "position_embeddings.weight"
 

@@ -22,7 +22,7 @@ from bert_recipe.checkpoint.formats.source_weights import (
 )
 from bert_recipe.checkpoint.formats.torch_files import read_torch_file, state_dict_of
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 # The file's max_position_embeddings has no effect, because positions are rotary.
 MAX_POSITIONS = 8192

@@ -14,7 +14,7 @@ from torch import Tensor
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.errors import UserError, listed
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 VOCAB_MULTIPLES = (8, 64)  # NVIDIA's and ModernBERT's recipes pad the vocabulary to one of these
 MAX_NAMES = 3  # listed in a message

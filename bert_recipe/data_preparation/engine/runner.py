@@ -19,17 +19,9 @@ from tqdm import tqdm
 
 from bert_recipe.data_preparation.engine.versions import package_versions
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import (
-    TEMPORARY_SUFFIX,
-    file_digest,
-    json_digest,
-    last_change,
-    publish_folder,
-    read_json,
-    write_json,
-)
+from bert_recipe.utils.files import TEMPORARY_SUFFIX, file_digest, last_change, publish_folder
+from bert_recipe.utils.json_files import JsonObject, json_digest, list_of, read_json, write_json
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject, list_of
 from bert_recipe.utils.work_units.units import RECORDS, disturbed, read_record
 
 MANIFEST = "manifest.json"

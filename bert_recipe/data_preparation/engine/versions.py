@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.utils.files import file_digest, json_digest
+from bert_recipe.utils.files import file_digest
+from bert_recipe.utils.json_files import json_digest
 from bert_recipe.utils.work_units import units as work_units
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 

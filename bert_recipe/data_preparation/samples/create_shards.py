@@ -48,9 +48,8 @@ from bert_recipe.data_preparation.samples.sample_statistics import (
 )
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import write_json
+from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import progress_bar
-from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache

@@ -19,7 +19,7 @@ from bert_recipe.data_loading.hdf5_shards import (
 )
 from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.tokenization.tokenizer import Tokenizer
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -35,7 +35,8 @@ from bert_recipe.tokenization.tokenizer import (
     load_tokenizer,
     vocabulary_config,
 )
-from bert_recipe.utils.files import read_json, write_atomically
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import read_json
 from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.words import is_unspaced, word_spans
 

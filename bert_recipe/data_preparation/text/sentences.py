@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 
-from bert_recipe.utils.files import read_json, write_json
+from bert_recipe.utils.json_files import read_json, write_json
 
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
 

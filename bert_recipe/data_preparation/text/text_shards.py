@@ -26,8 +26,8 @@ from bert_recipe.data_preparation.sources.spans import (
     total_size,
 )
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import progress_bar
-from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards

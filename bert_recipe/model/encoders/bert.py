@@ -35,7 +35,7 @@ from bert_recipe.model.encoders.modules import (
 )
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 

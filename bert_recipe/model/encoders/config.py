@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units

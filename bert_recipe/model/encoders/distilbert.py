@@ -13,7 +13,7 @@ from bert_recipe.model.encoders.config import ModelConfig, dropout
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, OutputBias
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 KEYS = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
 KEYS |= {"hidden_dim": "intermediate_size", "activation": "hidden_act"}

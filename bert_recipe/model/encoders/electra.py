@@ -20,7 +20,7 @@ from bert_recipe.model.encoders.bert import (
     make_norm,
 )
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, OutputBias, Transform
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 
 @dataclass(frozen=True)

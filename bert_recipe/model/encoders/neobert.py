@@ -19,7 +19,7 @@ from bert_recipe.model.encoders.config import ModelConfig, dropout
 from bert_recipe.model.encoders.modernbert import ModernBertModel
 from bert_recipe.model.encoders.modules import Linear, VocabularyEmbedding
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 KEYS = {"max_length": "max_position_embeddings", "decoder_init_range": "initializer_range"}
 CODE = {"Config": "NeoBERTConfig", "Model": "NeoBERT", "ModelForMaskedLM": "NeoBERTLMHead"}

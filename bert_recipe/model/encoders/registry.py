@@ -10,7 +10,7 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 # The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
 # encoder learns them.

@@ -23,7 +23,7 @@ from bert_recipe.model.encoders.bert import (
 from bert_recipe.model.encoders.config import token_id
 from bert_recipe.model.encoders.modules import Transform
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.json_files import JsonObject
 
 # Hugging Face's model types, and what the names of their classes begin with.
 FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}

@@ -41,7 +41,8 @@ from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.task import BatchForward, FineTuningTask, PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import json_digest, write_atomically
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import json_digest
 from bert_recipe.utils.output_tables import encode_table
 from bert_recipe.utils.tables import Row, read_texts
 from bert_recipe.utils.text_files import table_parts

@@ -39,10 +39,10 @@ from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, Number, PredictionSet, SeparableTask
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
 from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.text_files import table_parts
-from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer

@@ -17,10 +17,9 @@ from bert_recipe.utils.command_line import (
     positive_int,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import JsonObject, from_json, read_json
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import TextFile, table_parts
-from bert_recipe.utils.typed_json import JsonObject, from_json
 from bert_recipe.utils.words import from_utf16, spaced_spans
 
 PREDICT = ("--do-eval or --do-predict",)

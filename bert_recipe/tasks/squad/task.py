@@ -35,11 +35,11 @@ from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import write_atomically, write_json
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.output_tables import encode_table
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.tables import Row
-from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json
+from bert_recipe.utils.json_files import read_json
 
 Result = TypeVar("Result")
 

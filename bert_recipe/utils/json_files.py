@@ -1,12 +1,16 @@
-"""Values of JSON files: checked against the types that a reader expects."""
+"""JSON files: read, checked against the types that a reader expects, written atomically, hashed."""
 
 import functools
+import hashlib
+import json
 import sys
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import IS_POINTER, LFS_POINTER, write_atomically
 
 JsonObject = dict[str, Any]
 
@@ -21,6 +25,42 @@ KIND_NAMES = {
 }
 
 type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questions
+
+
+def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
+    """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an
+    object. `description` names the kind of file in errors.
+
+    Raises UserError for a missing file, invalid JSON, a key twice in one object, and a value of
+    another type.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{description} {path} does not exist: check the path")
+    return parse_json(path.read_bytes(), f"{description} {path}", kind)
+
+
+def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> Any:
+    """The JSON value in `content`, as for `read_json`. `description` names it in errors."""
+    if content.startswith(LFS_POINTER):
+        raise UserError(f"{description} {IS_POINTER}")
+    try:
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError and too long integers
+        raise UserError(
+            f"{description} is not valid JSON ({error}): correct it, or fetch it again"
+        ) from error
+    return from_json(kind, value, description)
+
+
+def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
+    """Writes `value` as JSON to the file `path`, atomically."""
+    write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def list_of(kind: Any) -> GenericAlias:
