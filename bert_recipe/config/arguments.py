@@ -51,11 +51,12 @@ def add_run_flags(
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
     """Parses the command line of a training program. Refuses flags without effect."""
+    argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.deepspeed:
-        from bert_recipe.config.deepspeed_config import parse_with_file
+        from bert_recipe.config.deepspeed_config import flags_of_file
 
-        args = parse_with_file(parser, sys.argv[1:] if argv is None else argv, args)
+        args = parser.parse_args([*flags_of_file(parser, args), *argv])
     parser.check_flags(args)
     parser.refuse(contradictions(args))
     return args
@@ -155,20 +156,20 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
     world_size = world_size or args.estimate_memory or read_environment().world_size
     resolved = resolved_values(args, world_size)
     notes = startup_notes(args)
-    config = from_flags(
+    engine_notes: list[str] = []
+    if args.deepspeed:
+        from bert_recipe.config.deepspeed_config import engine_of_file
+
+        resolved["engine"], engine_notes = engine_of_file(args, resolved)
+    return from_flags(
         RunConfig,
         args,
         **resolved,
         arguments=args.as_dict(),
         command=args.command(),
-        messages=(*settings_text(args), *notes),
+        messages=(*engine_notes, *settings_text(args), *notes),
         hyperparameters=args.tagged("result"),
     )
-    if args.deepspeed:
-        from bert_recipe.config.deepspeed_config import with_engine
-
-        return with_engine(config, args)
-    return config
 
 
 def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 unsupported keys.
 
 docs/coming_from_deepspeed.md has the keys that are honoured. Keys that are not in the tables below
-are errors, so that no setting is silently ignored. Functions below `parse_with_file` raise
-ValueError, to which it adds the file's name.
+are errors, so that no setting is silently ignored. `flags_of_file` and `engine_of_file` add the
+file's name to each ValueError of the other functions.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.config import RunConfig
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_name
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
@@ -159,19 +159,37 @@ INSTEAD = {
 }
 
 
-def parse_with_file(parser: ArgumentParser, argv: Sequence[str], args: Arguments) -> Arguments:
-    """Parses `argv` together with the flags that the file of --deepspeed-config stands for. Raises
-    UserError for settings that the engine here lacks, and without the right version of DeepSpeed.
+def flags_of_file(parser: ArgumentParser, args: Arguments) -> list[str]:
+    """The flags that the file of --deepspeed-config stands for, as words of a command line. Raises
+    UserError for keys that are not supported or contradict `args`, and without the right version
+    of DeepSpeed.
 
-    argv: the command line.
-    args: what `parser` made of it.
+    parser: of the program.
+    args: the command line without these flags.
     """
     if args.deepspeed_config is None:
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
+    values = read_values(args.deepspeed_config)
+    with errors_of(args.deepspeed_config):
+        values = with_defaults(values, args)
+        check_keys(values)
+        settings = settings_by_argument(parser, values, args)
+        check_typed(settings, args)
+    check_version()
+    return [f"{flag}={value}" for _, flag, value in settings.values()]
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Raises UserError, with the name of the file, for a ValueError."""
     try:
-        merged = merge_flags(parser, argv, args)
+        yield
     except ValueError as error:
-        raise UserError(f"{args.deepspeed_config}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
+
+
+def check_version() -> None:
+    """Raises UserError unless the right version of DeepSpeed is installed."""
     try:
         installed = importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError:
@@ -181,7 +199,6 @@ def parse_with_file(parser: ArgumentParser, argv: Sequence[str], args: Arguments
         raise UserError(
             f"--deepspeed needs DeepSpeed {VERSION}, and {installed} is installed: {advice}"
         )
-    return merged
 
 
 def read_values(path: Path) -> JsonObject:
@@ -201,13 +218,10 @@ def flatten(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{prefix}{key}.")
 
 
-def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) -> Arguments:
-    """Parses `argv` together with the flags that the file's keys stand for. Raises ValueError where
-    the two contradict each other.
+def check_typed(settings: dict[str, Setting], args: Arguments) -> None:
+    """Raises ValueError where the command line has another value of a flag than the file. The
+    frequency of logs may differ.
     """
-    values = with_defaults(read_values(args.deepspeed_config), args)
-    check_keys(values)
-    settings = settings_by_argument(parser, values, args)
     for name, (key, flag, value) in settings.items():
         typed = args.get(name)
         if args.given(name) and typed != value and name != "log_freq":
@@ -215,10 +229,6 @@ def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) ->
                 f"{key} asks for {flag} {value}, and the command line has {typed}: leave one of "
                 "them out, or make them equal"
             )
-    words = [f"{flag}={value}" for _, flag, value in settings.values()]
-    merged = parser.parse_args([*words, *argv])
-    check_engine(values, merged)
-    return merged
 
 
 def settings_by_argument(
@@ -443,6 +453,19 @@ def divide_batch(
     return micro, steps
 
 
+def engine_of_file(args: Arguments, resolved: JsonObject) -> tuple[JsonObject, list[str]]:
+    """The configuration of DeepSpeed's engine, and notes about its defaults. Raises UserError for
+    combinations of flags and keys that the engine does not support.
+
+    args: the command line, with the flags that the file stands for.
+    resolved: see `arguments.resolved_values`.
+    """
+    values = read_values(args.deepspeed_config)
+    with errors_of(args.deepspeed_config):
+        check_engine(values, args)
+    return engine_config(values, args, resolved), differences(values, args)
+
+
 def differences(values: JsonObject, args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here.
 
@@ -466,6 +489,7 @@ def differences(values: JsonObject, args: Arguments) -> list[str]:
 
 def check_engine(values: JsonObject, args: Arguments) -> None:
     """Raises ValueError for combinations of flags and keys that the engine does not support."""
+    values = {key: value for key, value in values.items() if value != AUTO}
     stage = values.get("zero_optimization.stage", 0)
     # LAMB needs the norms of whole tensors, which ZeRO does not compute.
     if args.optimizer == "Lamb" and stage:
@@ -484,21 +508,28 @@ def check_engine(values: JsonObject, args: Arguments) -> None:
             raise ValueError(f"offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
 
 
-def with_engine(config: RunConfig, args: Arguments) -> RunConfig:
-    """`config` with the configuration of DeepSpeed's engine, and notes about its defaults."""
-    values = read_values(args.deepspeed_config)
-    messages = (*differences(values, args), *config.runtime.messages)
-    return config.with_values(
-        parallel={"engine": engine_config(values, config)}, runtime={"messages": messages}
-    )
+def engine_config(values: JsonObject, args: Arguments, resolved: JsonObject) -> JsonObject:
+    """The configuration of DeepSpeed's engine; see `engine_of_file`."""
+    zero = zero_config(values)
+    per_micro_batch = args.batch_size * resolved["world_size"]
+    # With stage 0, this project manages weights and gradients.
+    dtype = resolved["amp_dtype"] if args.use_pure_fp16 and zero["stage"] else None
+    return {
+        "train_micro_batch_size_per_gpu": args.batch_size,
+        "gradient_accumulation_steps": -(-resolved["global_batch_size"] // per_micro_batch),
+        "gradient_clipping": args.max_grad_norm if zero["stage"] else 0.0,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs
+        "bf16": {"enabled": dtype == "bfloat16"},
+        # The trainer applies the loss scale.
+        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "steps_per_print": None,
+    }
 
 
-def engine_config(values: JsonObject, config: RunConfig) -> JsonObject:
-    """The configuration of DeepSpeed's engine.
-
-    values: of DeepSpeed's JSON file, by key.
-    config: of the run.
-    """
+def zero_config(values: JsonObject) -> JsonObject:
+    """The block `zero_optimization`, without the keys that the engine does not get."""
     zero: JsonObject = {"stage": 0}
     for name in ZERO_KEYS:
         value = values.get(f"zero_optimization.{name}", AUTO)
@@ -509,19 +540,4 @@ def engine_config(values: JsonObject, config: RunConfig) -> JsonObject:
             zero.setdefault(block, {})[key] = value
         else:
             zero[key] = value
-    loader, precision = config.loader, config.precision
-    per_micro_batch = loader.batch_size * config.world_size
-    # With stage 0, this project manages weights and gradients.
-    dtype = precision.amp_dtype if precision.pure_fp16 and zero["stage"] else None
-    return {
-        "train_micro_batch_size_per_gpu": loader.batch_size,
-        "gradient_accumulation_steps": -(-loader.global_batch_size // per_micro_batch),
-        "gradient_clipping": config.trainer.max_grad_norm if zero["stage"] else 0.0,
-        "zero_optimization": zero,
-        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs
-        "bf16": {"enabled": dtype == "bfloat16"},
-        # The trainer applies the loss scale.
-        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "steps_per_print": None,
-    }
+    return zero

@@ -84,7 +84,7 @@ def refused_flags(config: RunConfig) -> list[str]:
 
 class DeepSpeedModel(ParallelModel):
     """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. The engine's
-    configuration is that of `config.deepspeed_config.with_engine`.
+    configuration is that of `config.deepspeed_config.engine_of_file`.
     """
 
     cannot_freeze = "--deepspeed"
