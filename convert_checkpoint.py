@@ -170,7 +170,7 @@ def derive(command: str, argv: Sequence[str]) -> None:
     config = source.config
     weights = average(sources) if command == "average" else read_pickled_weights(source.path)
     with atomic_folder(args.folder.resolve()) as folder:
-        write_tokenizer(folder, source.tokenizer(), config)
+        write_tokenizer(folder, source.tokenizer, config)
         write_model(folder, config, source.config_values, weights)
         for path in sentence_files(source.path):
             target = folder / path.relative_to(source.path)

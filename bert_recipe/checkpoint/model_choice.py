@@ -98,14 +98,16 @@ def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name
     """The tokenizer of --vocab-file, else of the starting model, else that of the architecture
     `name` in vocab/.
     """
-    casing = selection.do_lower_case
+    lower_cases = selection.do_lower_case
     if selection.vocab_file is not None:
-        tokenizer = load_tokenizer(selection.vocab_file, casing)
-        if source is not None and casing is None:
+        tokenizer = load_tokenizer(selection.vocab_file, lower_cases)
+        if source is not None and lower_cases is None:
             check_casing(source, tokenizer)
         return tokenizer
     if source is not None and source.has_tokenizer:
-        return source.tokenizer(casing)
+        if lower_cases is None:
+            return source.tokenizer
+        return load_tokenizer(source.path, lower_cases)
     # A folder's own name says nothing about its vocabulary.
     if gives_config(source, selection) or not (CONFIGS / f"{name}.json").is_file():
         advice = "give the vocabulary of the model"
@@ -114,7 +116,7 @@ def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name
         raise UserError(f"--vocab-file is missing: {advice}")
     # Models of the same casing share one vocabulary.
     shipped = f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-    return load_tokenizer(resource_folder("vocab") / shipped, casing)
+    return load_tokenizer(resource_folder("vocab") / shipped, lower_cases)
 
 
 def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
@@ -123,7 +125,7 @@ def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
     """
     if not source.has_tokenizer or tokenizer.is_json or not source.has_tokens_of(tokenizer):
         return
-    then = source.tokenizer().casing_settings()
+    then = source.tokenizer.casing_settings()
     now = tokenizer.casing_settings()
     if then["do_lower_case"] != now["do_lower_case"]:
         raise UserError(
@@ -160,13 +162,13 @@ def check_same_kind(folder: ModelFolder, choice: ModelChoice) -> None:
     if not folder.has_tokenizer:
         return
     if not folder.has_tokens_of(tokenizer):
-        given = folder.tokenizer()
+        given = folder.tokenizer
         advice = "use the vocabulary that the weights were made with"
         raise UserError(
             f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
         )
     if not tokenizer.is_json:
-        check_accents(folder.tokenizer(), tokenizer)
+        check_accents(folder.tokenizer, tokenizer)
 
 
 def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:

@@ -13,7 +13,7 @@ from bert_recipe.checkpoint.folder import (
     model_digest,
 )
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
-from bert_recipe.tokenization.files import TokenizerFile, find_tokenizer, read_settings
+from bert_recipe.tokenization.files import find_tokenizer, read_settings
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest
@@ -60,7 +60,6 @@ class ModelFolder:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._tokenizer: Tokenizer | None = None
 
     @classmethod
     def find(cls, path: str | Path, log: Callable[[str], None] = print_line) -> "ModelFolder":
@@ -114,34 +113,18 @@ class ModelFolder:
         return read_settings(self.path)
 
     @cached_property
-    def _tokenizer_file(self) -> TokenizerFile | None:
-        return find_tokenizer(self.path)
-
-    @property
     def has_tokenizer(self) -> bool:
-        return self._tokenizer is not None or self._tokenizer_file is not None
+        return find_tokenizer(self.path) is not None
 
-    def tokenizer(self, do_lower_case: bool | None = None) -> Tokenizer:
-        """The folder's tokenizer; do_lower_case: see `load_tokenizer`. Raises UserError without
-        one.
-        """
-        if self._tokenizer is None or do_lower_case not in (None, self._tokenizer.do_lower_case):
-            if (file := self._tokenizer_file) is None:
-                raise UserError(f"{self} has no tokenizer: copy it there")
-            self._tokenizer = load_tokenizer(file, do_lower_case)
-            del self._tokenizer_file  # its JSON may take more memory than the tokenizer
-        return self._tokenizer
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer. Raises UserError without one."""
+        return load_tokenizer(self.path)
 
     def has_tokens_of(self, tokenizer: Tokenizer) -> bool:
-        """Whether the folder's tokenizer makes the tokens of `tokenizer`. A copy of its file is not
-        parsed.
-        """
-        if self._tokenizer is None:
-            file = self._tokenizer_file
-            if file is not None and file.content == tokenizer.vocab_file.read_bytes():
-                return file.added_beside(tokenizer.vocab).keys() <= tokenizer.vocab.keys()
-        own = self.tokenizer()
-        return type(own) is type(tokenizer) and own.vocab == tokenizer.vocab
+        """Whether the folder's tokenizer makes the tokens of `tokenizer`."""
+        is_same_kind = type(self.tokenizer) is type(tokenizer)
+        return is_same_kind and self.tokenizer.vocab == tokenizer.vocab
 
     @cached_property
     def tensors(self) -> "dict[str, LazyTensor]":

@@ -161,7 +161,7 @@ def file_of_new_vocabulary(args: Arguments, source: "ModelFolder | None") -> tup
     if source is not None and args.extend:
         from bert_recipe.tokenization.tokenizer import BertTokenizer
 
-        tokenizer = source.tokenizer()
+        tokenizer = source.tokenizer
         is_wordpiece = isinstance(tokenizer, BertTokenizer)
         lower_case = tokenizer.do_lower_case
     return args.output_dir / "vocab" / (VOCAB_FILE if is_wordpiece else TOKENIZER_JSON), lower_case

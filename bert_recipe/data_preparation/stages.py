@@ -287,7 +287,7 @@ def model_vocabulary_stage(
     values = (
         training.values()
         if options.replace
-        else {**source.tokenizer().casing_settings(), "add": options.add}
+        else {**source.tokenizer.casing_settings(), "add": options.add}
     )
     # `new_rows` was an option of earlier versions, whose folders stay up to date.
     values |= {"sample_mb": SAMPLE_MB, "new_rows": "mean", "model_name": name}

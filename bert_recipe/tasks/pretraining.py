@@ -232,7 +232,7 @@ def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) 
     casings = {dataset.folder: Casing.of(dataset.attributes) for dataset in datasets}
     # Not from the settings, which a tokenizer.json does not obey.
     if model is not None and model.tokenizer_settings["do_lower_case"] is not None:
-        casings[model.path] = Casing.of(model.tokenizer().casing_settings())
+        casings[model.path] = Casing.of(model.tokenizer.casing_settings())
     known = [(folder, casing) for folder, casing in casings.items() if casing is not None]
     for folder, casing in known[1:]:
         first, expected = known[0]

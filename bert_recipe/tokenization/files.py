@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import refuse_pointer
 from bert_recipe.utils.json_files import JsonObject, parse_json, read_json
+from bert_recipe.utils.words import has_accent
 
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -249,6 +250,29 @@ class TokenizerFile:
         return found
 
 
+def list_casing(
+    file: TokenizerFile, do_lower_case: bool | None = None, strip_accents: bool | None = None
+) -> Casing:
+    """The casing of a vocabulary with one token per line: as given, else as the config beside a
+    `vocab.txt` says. Without both, it is for lower-cased text if it has no capital letters, and for
+    such text without accents if it has none.
+    """
+    words = [token for token in file.tokens if not token.startswith("[")]
+    settings = file.settings if file.path.name == VOCAB_FILE else {}
+    stored = settings.get("do_lower_case")
+    if do_lower_case is None:
+        do_lower_case = stored
+    if do_lower_case is None:
+        do_lower_case = all(word == word.lower() for word in words)
+    if strip_accents is None:
+        strip_accents = settings.get("strip_accents")
+    if strip_accents is None and stored is not None:
+        strip_accents = do_lower_case  # transformers' default
+    if strip_accents is None:
+        strip_accents = do_lower_case and not any(map(has_accent, words))
+    return Casing(do_lower_case, strip_accents)
+
+
 def is_bert_tokenizer(values: JsonObject) -> bool:
     """Whether the object in a `tokenizer.json` makes the same tokens as BertTokenizer. Raises
     KeyError or TypeError for a tokenizer with other parts.
@@ -271,6 +295,15 @@ def is_bert_tokenizer(values: JsonObject) -> bool:
     has_bert_tokens = added <= special_tokens <= vocab.keys()
     ids_have_no_gaps = sorted(vocab.values()) == list(range(len(vocab)))
     return has_bert_words and splits_as_bert and has_bert_tokens and ids_have_no_gaps
+
+
+def open_tokenizer(path: str | Path) -> TokenizerFile:
+    """The tokenizer's file at `path`, or in the model folder `path`."""
+    if not Path(path).is_dir():
+        return TokenizerFile(path)
+    if (file := find_tokenizer(Path(path))) is None:
+        raise UserError(f"{path} has no tokenizer: copy it there")
+    return file
 
 
 def find_tokenizer(folder: Path) -> TokenizerFile | None:

@@ -14,7 +14,6 @@ applied.
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain, islice
@@ -37,27 +36,20 @@ from bert_recipe.tokenization.files import (
     Casing,
     TokenizerFile,
     added_token_settings,
-    find_tokenizer,
+    list_casing,
+    open_tokenizer,
 )
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
+from bert_recipe.utils.words import is_accent
 
 # The library is imported by the methods that need it: runs from shards encode no text.
 if TYPE_CHECKING:
     import tokenizers
 
 MAX_CACHED_WORDS = 500_000  # about 100 MB
-
-
-def is_accent(character: str) -> bool:
-    return unicodedata.category(character) == "Mn"
-
-
-def has_accent(text: str) -> bool:
-    """Whether stripping accents changes `text`."""
-    return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))
 
 
 class Cache(dict[Any, Any]):
@@ -310,38 +302,6 @@ def load_tokenizer(
             f"{flag} out"
         )
     return tokenizer
-
-
-def open_tokenizer(path: str | Path) -> TokenizerFile:
-    """The tokenizer's file at `path`, or in the model folder `path`."""
-    if not Path(path).is_dir():
-        return TokenizerFile(path)
-    if (file := find_tokenizer(Path(path))) is None:
-        raise UserError(f"{path} has no tokenizer: copy it there")
-    return file
-
-
-def list_casing(
-    file: TokenizerFile, do_lower_case: bool | None = None, strip_accents: bool | None = None
-) -> Casing:
-    """The casing of a vocabulary with one token per line: as given, else as the config beside a
-    `vocab.txt` says. Without both, it is for lower-cased text if it has no capital letters, and for
-    such text without accents if it has none.
-    """
-    words = [token for token in file.tokens if not token.startswith("[")]
-    settings = file.settings if file.path.name == VOCAB_FILE else {}
-    stored = settings.get("do_lower_case")
-    if do_lower_case is None:
-        do_lower_case = stored
-    if do_lower_case is None:
-        do_lower_case = all(word == word.lower() for word in words)
-    if strip_accents is None:
-        strip_accents = settings.get("strip_accents")
-    if strip_accents is None and stored is not None:
-        strip_accents = do_lower_case  # transformers' default
-    if strip_accents is None:
-        strip_accents = do_lower_case and not any(map(has_accent, words))
-    return Casing(do_lower_case, strip_accents)
 
 
 def vocabulary_config(casing: dict[str, bool]) -> bytes:

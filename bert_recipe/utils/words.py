@@ -1,6 +1,7 @@
-"""Divides texts of any script into words."""
+"""Divides texts of any script into words, and finds their accents."""
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 import regex
@@ -66,3 +67,12 @@ def from_utf16(text: str, offset: int) -> int:
             break
         num_before += 1
     return offset - num_before
+
+
+def is_accent(character: str) -> bool:
+    return unicodedata.category(character) == "Mn"
+
+
+def has_accent(text: str) -> bool:
+    """Whether stripping accents changes `text`."""
+    return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))

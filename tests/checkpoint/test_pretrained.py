@@ -190,7 +190,7 @@ def test_with_one_token_type_both_texts_of_a_pair_have_it(tmp_path):
     ("name", "read"),
     [
         ("config.json", lambda path: ModelFolder(path.parent).config),
-        ("vocab.txt", lambda path: ModelFolder(path.parent).tokenizer()),
+        ("vocab.txt", lambda path: ModelFolder(path.parent).tokenizer),
         ("model.safetensors", lambda path: ModelFolder(path.parent).tensors),
         ("pytorch_model.bin", lambda path: read_pickled_weights(path.parent)),
         ("shard.hdf5", lambda path: PretrainingDataset(path, 1000)),

@@ -102,12 +102,12 @@ def test_a_checkpoint_keeps_the_added_tokens(kind, needs_json, tmp_path):
     source = make_folder(tmp_path / "model", FOLDERS[kind])
     copy = make_folder(tmp_path / "copy", {})
     (copy / "vocab.txt").unlink()
-    tokenizer = ModelFolder(source).tokenizer()
+    tokenizer = ModelFolder(source).tokenizer
     for name, content in model_files(tokenizer, 512, needs_json).items():
         (copy / name).write_bytes(content)
     assert_tokens_are_those_of_transformers(copy)
     assert [tokenizer.encode(text) for text in TEXTS] == [
-        ModelFolder(copy).tokenizer().encode(text) for text in TEXTS
+        ModelFolder(copy).tokenizer.encode(text) for text in TEXTS
     ]
     assert needs_json or ModelFolder(copy).has_tokens_of(tokenizer)
     shutil.copyfile(VOCAB_FILE, tmp_path / "vocab.txt")
@@ -116,7 +116,7 @@ def test_a_checkpoint_keeps_the_added_tokens(kind, needs_json, tmp_path):
 
 def test_a_corpus_has_added_words_but_no_special_tokens(tmp_path):
     folder = make_folder(tmp_path / "model", FOLDERS["added tokens"])
-    tokenizer = ModelFolder(folder).tokenizer()
+    tokenizer = ModelFolder(folder).tokenizer
     (tmp_path / "corpus.txt").write_text("\n".join([*TEXTS, "", "covid19  [E1] [MASK]"]))
     corpus = read_corpus(tmp_path / "corpus.txt", tokenizer)
     reference = AutoTokenizer.from_pretrained(folder, split_special_tokens=True)

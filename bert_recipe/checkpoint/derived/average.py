@@ -47,7 +47,7 @@ def surroundings_of(folder: ModelFolder) -> JsonObject:
     ]
     return {
         "config": (folder.config, folder.config.labels),
-        "vocabulary": folder.tokenizer().vocab_sha256 if folder.has_tokenizer else None,
+        "vocabulary": folder.tokenizer.vocab_sha256 if folder.has_tokenizer else None,
         "casing": Casing.of(folder.tokenizer_settings),
         "pooling or prompt": sentences,
     }

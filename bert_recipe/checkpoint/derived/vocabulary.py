@@ -87,8 +87,8 @@ def write_with_vocabulary(
     extends: `new` is the old tokenizer with further tokens, so that rows beyond its vocabulary
     stay.
     """
-    old = source.config.with_vocabulary(source.tokenizer())
-    sources, kept = row_sources(source.tokenizer(), new)
+    old = source.config.with_vocabulary(source.tokenizer)
+    sources, kept = row_sources(source.tokenizer, new)
     if extends:
         sources += [[token_id] for token_id in range(len(sources), old.vocab_size)]
     config = dataclasses.replace(old, vocab_size=len(sources)).with_padding(new.pad_token_id)

@@ -58,7 +58,7 @@ def change_vocabulary(
     """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it and
     a model card to `folder`/`name`.
     """
-    old = source.tokenizer()
+    old = source.tokenizer
     size = min(SAMPLE_MB * 1_000_000, sum(path.stat().st_size for path in paths))
     counts: dict[str, int] = {}
     with progress_bar(size, "vocabulary") as bar:

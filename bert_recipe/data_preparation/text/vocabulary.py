@@ -39,12 +39,10 @@ from bert_recipe.tokenization.files import (
 )
 from bert_recipe.tokenization.tokenizer import (
     BertWords,
-    has_accent,
-    is_accent,
 )
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.words import spaced_spans
+from bert_recipe.utils.words import has_accent, is_accent, spaced_spans
 
 CASED = Casing(do_lower_case=False, strip_accents=False)
 MIN_FREQUENCY = 2  # of a pair of pieces that is merged
