@@ -123,15 +123,21 @@ def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
     """Raises UserError if `tokenizer` has the tokens of the starting model's, but lower-cases
     where that does not, or vice versa.
     """
-    if not source.has_tokenizer or tokenizer.is_json or not source.has_tokens_of(tokenizer):
+    if tokenizer.is_json or not source.has_tokenizer:
         return
-    then = source.tokenizer.casing_settings()
-    now = tokenizer.casing_settings()
+    if not have_same_tokens(source.tokenizer, tokenizer):
+        return
+    then, now = source.tokenizer.casing_settings(), tokenizer.casing_settings()
     if then["do_lower_case"] != now["do_lower_case"]:
         raise UserError(
             f"{tokenizer.vocab_file} is {Casing.of(now)}, and the tokenizer of {source} is "
             f"{Casing.of(then)}: leave out --vocab-file, or say it with --do-lower-case"
         )
+
+
+def have_same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
+    """Whether two tokenizers of one kind have the same tokens."""
+    return type(first) is type(second) and first.vocab == second.vocab
 
 
 def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
@@ -161,11 +167,11 @@ def check_same_kind(folder: ModelFolder, choice: ModelChoice) -> None:
                 )
     if not folder.has_tokenizer:
         return
-    if not folder.has_tokens_of(tokenizer):
-        given = folder.tokenizer
+    if not have_same_tokens(folder.tokenizer, tokenizer):
         advice = "use the vocabulary that the weights were made with"
         raise UserError(
-            f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
+            f"{folder.tokenizer.vocab_file} and {tokenizer.vocab_file} contain different tokens: "
+            f"{advice}"
         )
     if not tokenizer.is_json:
         check_accents(folder.tokenizer, tokenizer)

@@ -121,11 +121,6 @@ class ModelFolder:
         """The folder's tokenizer. Raises UserError without one."""
         return load_tokenizer(self.path)
 
-    def has_tokens_of(self, tokenizer: Tokenizer) -> bool:
-        """Whether the folder's tokenizer makes the tokens of `tokenizer`."""
-        is_same_kind = type(self.tokenizer) is type(tokenizer)
-        return is_same_kind and self.tokenizer.vocab == tokenizer.vocab
-
     @cached_property
     def tensors(self) -> "dict[str, LazyTensor]":
         """The weights by name, which are read on demand; see `forget_tensors`."""

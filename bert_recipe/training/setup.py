@@ -70,6 +70,9 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     precision = select_precision(
         types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8
     )
+    messages = settings.messages
+    if slow := slow_bfloat16(precision, device):
+        messages = (*messages, f"note: {slow}")
     check_parallel(config, device)
     check_compile(parallel.compile, device)
     if settings.deterministic:
@@ -82,10 +85,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             set_cpu_affinity(device)
         if distributed.is_main:
             print_line(f"{title} on {distributed.world_size} x {device.type}")
-            for message in settings.messages:
+            for message in messages:
                 print_line(message)
-            if slow := slow_bfloat16(precision, device):
-                print_line(f"note: {slow}")
         reporter = make_reporter(settings, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
