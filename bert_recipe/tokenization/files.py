@@ -201,19 +201,15 @@ class TokenizerFile:
             )
         return [line.removesuffix("\r") for line in text.split("\n")]
 
-    def added_beside(self, vocab: Container[str]) -> AddedTokens:
-        """The tokens that transformers' files beside the file add to `vocab`, see
-        `read_added_tokens`.
-        """
-        if self.path.name not in (VOCAB_FILE, TOKENIZER_JSON):
-            return {}
-        return read_added_tokens(self.path.parent, self.settings, vocab)
-
     def added_tokens(self, vocab: Container[str]) -> AddedTokens:
-        """The tokens that the file itself and the files beside it add to `vocab`."""
-        tokens = self.values.get("added_tokens") or () if self.is_json else ()
-        in_file = dict(parse_token(token, self.path) for token in tokens)
-        return self.added_beside(vocab) | in_file
+        """The tokens that the file itself and transformers' files beside it add to `vocab`."""
+        added: AddedTokens = {}
+        if self.path.name in (VOCAB_FILE, TOKENIZER_JSON):
+            added = read_added_tokens(self.path.parent, self.settings, vocab)
+        if self.is_json:
+            in_file = self.values.get("added_tokens") or ()
+            added |= dict(parse_token(token, self.path) for token in in_file)
+        return added
 
     @property
     def tokens_sha256(self) -> str:
@@ -366,24 +362,30 @@ def read_added_tokens(folder: Path, config: JsonObject, vocab: Container[str]) -
     config: of the tokenizer, see `read_settings`.
     vocab: the tokenizer's own tokens.
     """
-    if (decoder := config["added_tokens_decoder"]) is not None:
-        added = numbered_tokens(decoder, folder / TOKENIZER_CONFIG)
-    else:  # older files
+    if config["added_tokens_decoder"] is not None:
+        added = numbered_tokens(config["added_tokens_decoder"], folder / TOKENIZER_CONFIG)
+    else:
         config = config | read_if_there(folder / SPECIAL_TOKENS_MAP)
-        special = {token for token, _ in special_tokens(config, folder)}
-        ids = read_if_there(folder / ADDED_TOKENS)
-        kinds = {token: {"special": token in special} for token in ids}
-        decoder = {
-            str(token_id): {"content": token, **kinds[token]} for token, token_id in ids.items()
-        }
-        added = numbered_tokens(decoder, folder / ADDED_TOKENS)
-    named = {parse_token(value, folder / TOKENIZER_CONFIG)[0] for value in named_tokens(config)}
+        added = added_tokens_of_older_files(folder, config)
+    with_role = {parse_token(value, folder / TOKENIZER_CONFIG)[0] for value in named_tokens(config)}
     for token, properties in special_tokens(config, folder):
-        if token in named and token in added:
+        has_role = token in with_role  # such as cls_token
+        if has_role and token in added:
             added[token]["special"] = True
-        elif token in vocab or token not in named:
+        elif not has_role or token in vocab:  # a role adds no token that is nowhere else
             added.setdefault(token, properties)
     return added
+
+
+def added_tokens_of_older_files(folder: Path, config: JsonObject) -> AddedTokens:
+    """The tokens in `added_tokens.json`, which has their ids only, in the order of these."""
+    path = folder / ADDED_TOKENS
+    special = {token for token, _ in special_tokens(config, folder)}
+    tokens = {
+        str(token_id): {"content": token, "special": token in special}
+        for token, token_id in read_if_there(path).items()
+    }
+    return numbered_tokens(tokens, path)
 
 
 def read_if_there(path: Path) -> JsonObject:
