@@ -55,37 +55,42 @@ class Owners:
     ) -> None:
         """Updates batches of matrices, which are computed together.
 
-        inputs: returns of each matrix of a batch this rank's rows of what its update is computed
+        inputs: takes a batch; returns this rank's rows of what each matrix's update is computed
             from.
-        compute: takes whole inputs, of this rank's matrices of a batch; returns their results, as
-            many rows, one below the other.
-        apply: takes this rank's rows of the results of a batch.
+        compute: takes matrices of a batch that this rank owns, and their whole inputs; returns
+            their results, as many rows, one below the other.
+        apply: takes a batch and this rank's rows of its results.
         """
         if self.group is None:
             for batch in batches:  # each at once, which needs memory for one batch only
                 apply(batch, compute(batch, inputs(batch)))
             return
-        # All ranks send their rows before an owner computes, so that nobody waits.
         matrices = [matrix for batch in batches for matrix in batch]
         owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
         owner_of = {id(matrix.p): owner for matrix, owner in zip(matrices, owners, strict=True)}
-        owned: dict[int, Tensor] = {}  # inputs, then results
+
+        # Each step is done for all batches before the next one, so that no rank waits while an
+        # owner computes. First, owners gather the inputs of their matrices.
+        whole_inputs: dict[int, Tensor] = {}  # by id of `p`, as the results
         for batch in batches:
             for matrix, rows in zip(batch, inputs(batch), strict=True):
-                owner = owner_of[id(matrix.p)]
-                whole = self.gather(rows, matrix.rows, owner)
+                whole = self.gather(rows, matrix.rows, owner_of[id(matrix.p)])
                 if whole is not None:
-                    owned[id(matrix.p)] = whole
+                    whole_inputs[id(matrix.p)] = whole
+
+        results: dict[int, Tensor] = {}
         for batch in batches:
-            mine = [matrix for matrix in batch if id(matrix.p) in owned]
-            if mine:
-                results = compute(mine, [owned[id(matrix.p)] for matrix in mine])
-                parts = results.split([matrix.rows for matrix in mine])
-                owned |= {id(matrix.p): part for matrix, part in zip(mine, parts, strict=True)}
+            owned = [matrix for matrix in batch if id(matrix.p) in whole_inputs]
+            if owned:
+                stacked = compute(owned, [whole_inputs.pop(id(matrix.p)) for matrix in owned])
+                parts = stacked.split([matrix.rows for matrix in owned])
+                for matrix, result in zip(owned, parts, strict=True):
+                    results[id(matrix.p)] = result
+
         for batch in batches:
             received = []
             for matrix in batch:
-                result = owned.pop(id(matrix.p), None)
+                result = results.pop(id(matrix.p), None)  # None on ranks that do not own it
                 received.append(self.scatter(result, matrix, owner_of[id(matrix.p)]))
             apply(batch, joined(received))
 
