@@ -180,9 +180,8 @@ class ZeroModel(DeepSpeedModel):
         super().set_up(config, precision, device)
         self.stage = self.config["zero_optimization"]["stage"]
         self.gathers_parameters = self.stage == 3
-        # The model is now in 16 bits, and the masters are its initial weights in float32.
-        self.pure = self.masters is not None
-        self.initial = self.masters
+        # If the model is now in 16 bits, its initial weights in float32. DeepSpeed has its own.
+        self.initial_masters = self.masters
         self.masters = None
         self.fragments: dict[str, Fragment] = {}
         self.shard_group, self.saves_rows = dist.group.WORLD, True
@@ -197,27 +196,39 @@ class ZeroModel(DeepSpeedModel):
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         names = {p: name for name, p in self.model.named_parameters()}
         super().prepare(optimizer)
-        self.shard_group = dist.group.WORLD
+        self.shard_group = dist.group.WORLD  # which a single process has only now
         self.zero = self.engine.optimizer
-        find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
-        self.fragments = {names[p]: fragment for p, fragment in find()}
+        if self.stage == 3:
+            fragments = self._fragments_of_stage_3()
+        else:
+            fragments = self._fragments_of_stages_1_and_2()
+        self.fragments = {names[p]: fragment for p, fragment in fragments}
         self.parameters = {
             name: nn.Parameter(fragment.of(fragment.flat))
             for name, fragment in self.fragments.items()
         }
-        layout = adam_state(self.model, {name: f.flat.shape for name, f in self.fragments.items()})
-        for name, fragment in self.fragments.items():  # as in the optimizer's first step
-            if fragment.flat not in optimizer.state:
-                zeros = {
-                    key: fragment.flat.new_zeros(tensor.shape)
-                    for key, tensor in layout[name].items()
+        self._init_state(optimizer)
+        self._restore_initial_weights()
+
+    def _init_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Zeros where DeepSpeed left no state, as in the optimizer's first step."""
+        shapes = {name: fragment.flat.shape for name, fragment in self.fragments.items()}
+        for name, state in adam_state(self.model, shapes).items():
+            flat = self.fragments[name].flat  # shared by several parameters
+            if flat not in optimizer.state:
+                optimizer.state[flat] = {
+                    key: flat.new_zeros(tensor.shape) for key, tensor in state.items()
                 }
-                optimizer.state[fragment.flat] = zeros
-        if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
-            for name, initial in self.initial.masters.items():
-                start, count = self.fragments[name].start, self.fragments[name].count
-                self.parameters[name].data.copy_(initial.detach().flatten()[start : start + count])
-            self.initial = None
+
+    def _restore_initial_weights(self) -> None:
+        """Undoes that DeepSpeed made its float32 weights from 16-bit ones."""
+        if self.initial_masters is None:
+            return
+        for name, master in self.initial_masters.masters.items():
+            fragment = self.fragments[name]
+            stop = fragment.start + fragment.count
+            self.parameters[name].data.copy_(master.detach().flatten()[fragment.start : stop])
+        self.initial_masters = None
 
     def _fragments_of_stages_1_and_2(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
         if hasattr(self.zero, "bf16_groups"):  # stage 1 in bfloat16
