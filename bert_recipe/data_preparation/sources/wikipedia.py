@@ -67,7 +67,7 @@ def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:
     for position, xml in read_xml(span):
         is_in_span = position < span.stop
         if not is_in_span and not MAY_HAVE_PAGE.search(buffer[:span_bytes]):
-            return
+            return  # all pages that start in the span have been yielded
         if xml is None or len(buffer) > MAX_PAGE:
             on_bad(f"{span.path}, byte {position}", TRUNCATED)
             buffer = b""
@@ -76,18 +76,19 @@ def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:
         buffer += xml
         if is_in_span:
             span_bytes = len(buffer)
-        done = 0  # the bytes of `buffer` that are not needed any more
-        while page := find_page(buffer, done, span_bytes):
+        kept_from = 0  # the first byte of `buffer` that is still needed
+        while page := find_page(buffer, kept_from, span_bytes):
             yield buffer[page]
-            done = page.stop
-        has_begun_page = 0 <= buffer.find(PAGE_START, done) < span_bytes
-        if not has_begun_page:
-            done = max(done, len(buffer) - TAIL)
-        buffer = buffer[done:]
-        span_bytes = max(span_bytes - done, 0)
+            kept_from = page.stop
+        is_page_open = 0 <= buffer.find(PAGE_START, kept_from) < span_bytes
+        if not is_page_open:
+            kept_from = max(kept_from, len(buffer) - TAIL)
+        buffer = buffer[kept_from:]
+        span_bytes = max(span_bytes - kept_from, 0)
     # The end of the file. The last tag may start in the span before.
     has_end = DUMP_END in buffer or DUMP_END.endswith(buffer.strip())
-    if (is_in_span and not has_end) or PAGE_START in buffer[:span_bytes]:
+    is_page_open = PAGE_START in buffer[:span_bytes]
+    if is_page_open or (is_in_span and not has_end):
         on_bad(f"{span.path}, at the end", TRUNCATED)
 
 
