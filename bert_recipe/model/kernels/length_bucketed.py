@@ -41,7 +41,8 @@ class LengthBucket(NamedTuple):
         """
         lengths_N1 = torch.tensor(self.lengths)[:, None]
         places_L = torch.arange(self.padded_length)
-        tokens_NL = self.start + lengths_N1.cumsum(0) - lengths_N1 + places_L
+        starts_N1 = self.start + lengths_N1.cumsum(0) - lengths_N1
+        tokens_NL = starts_N1 + places_L
         return tokens_NL.masked_fill_(places_L >= lengths_N1, padding)
 
 
@@ -53,23 +54,19 @@ def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucke
     def rounded(length: int) -> int:
         return -(-length // multiple) * multiple
 
-    buckets: list[tuple[int, list[int]]] = []
-    # the lengths of the last bucket, if it may take more sequences
-    open_bucket: list[int] | None = None
+    buckets: list[tuple[int, list[int]]] = []  # the first token and the lengths of each
+    open_bucket: list[int] = []  # the lengths of the last bucket, if it may take more sequences
     start = cu_seqlens[0]
     lengths = [end - begin for begin, end in itertools.pairwise(cu_seqlens) if end > begin]
     for length, repeats in itertools.groupby(lengths, rounded):
         run = list(repeats)
-        merged = [length, *map(rounded, open_bucket or ())]
-        if (
-            open_bucket
-            and len(run) < MIN_EQUAL_LENGTHS
-            and min(merged) >= MIN_LENGTH_RATIO * max(merged)
-        ):
+        is_short = len(run) < MIN_EQUAL_LENGTHS
+        merged = [length, *map(rounded, open_bucket)]
+        if open_bucket and is_short and min(merged) >= MIN_LENGTH_RATIO * max(merged):
             open_bucket.extend(run)
         else:
             buckets.append((start, run))
-            open_bucket = run if len(run) < MIN_EQUAL_LENGTHS else None
+            open_bucket = run if is_short else []
         start += sum(run)
     return [LengthBucket(start, lengths, rounded(max(lengths))) for start, lengths in buckets]
 
@@ -103,6 +100,19 @@ def attention_tiles(length: int, window: int | None, is_causal: bool = False) ->
     return tiles
 
 
+class VectorIndex(NamedTuple):
+    """Where a stream and its buckets have the same vector [D].
+
+    in_stream_P: for each vector of the buckets its place in the stream; any place for padding.
+    in_buckets: for each vector of the stream its place in the buckets; any place for filler.
+    padding: the places of padding in the buckets.
+    """
+
+    in_stream_P: Tensor
+    in_buckets: Tensor
+    padding: Tensor
+
+
 class BucketedStream:
     """The buckets of a stream with their tiles, and the copies of states to the buckets and back.
 
@@ -120,46 +130,43 @@ class BucketedStream:
         theta: float | None,
     ):
         num_tokens, _, self.heads, size = qkv_T3HD.shape
-        self.buckets = length_buckets(
-            cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1
-        )
-        self.tiles = [
-            attention_tiles(bucket.padded_length, window, is_causal) for bucket in self.buckets
-        ]
-        longest = torch.arange(max(bucket.padded_length for bucket in self.buckets))
-        self.rotary = None if theta is None else rotary_table(longest, size, theta)
-        self.num_tokens = cu_seqlens[-1]
+        self.num_real_tokens = cu_seqlens[-1]  # the others are filler
+        multiple = LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1
+        self.buckets = length_buckets(cu_seqlens, multiple)
+        lengths = [bucket.padded_length for bucket in self.buckets]
+        self.tiles = [attention_tiles(length, window, is_causal) for length in lengths]
+        positions_L = torch.arange(max(lengths))
+        self.rotary = None if theta is None else rotary_table(positions_L, size, theta)
         self.index = {channels: self._index(num_tokens, channels) for channels in (1, 3)}
 
-    def _index(self, num_tokens: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For each vector of the buckets its place in the stream, for each of the stream its place
-        in the buckets, and the places of the padding.
-        """
+    def _index(self, num_tokens: int, channels: int) -> VectorIndex:
         vectors = channels * self.heads  # of a token
+        end = num_tokens * vectors  # the place of padding, which has the token `num_tokens`
         places_C1H1 = torch.arange(vectors).view(channels, 1, self.heads, 1)
-        end = num_tokens * vectors
-        index = [
-            bucket.tokens(num_tokens)[:, None] * vectors + places_C1H1 for bucket in self.buckets
-        ]
-        index_P = torch.cat([index_CNHL.flatten() for index_CNHL in index])
-        inverse = index_P.new_zeros(end + vectors)
-        inverse[index_P] = torch.arange(len(index_P))
-        return index_P.clamp(max=end - 1), inverse[:end], (index_P >= end).nonzero()[:, 0]
+        places = []
+        for bucket in self.buckets:
+            tokens_N1L = bucket.tokens(num_tokens)[:, None]
+            places_CNHL = tokens_N1L * vectors + places_C1H1
+            places.append(places_CNHL.flatten())
+        in_stream_P = torch.cat(places)
+        in_buckets = in_stream_P.new_zeros(end + vectors)
+        in_buckets[in_stream_P] = torch.arange(len(in_stream_P))
+        padding = (in_stream_P >= end).nonzero()[:, 0]
+        return VectorIndex(in_stream_P.clamp(max=end - 1), in_buckets[:end], padding)
 
     def to_padded(self, states_TCHD: Tensor) -> Tensor:
         """The buckets' states [P, D], zero beyond the end of each sequence."""
-        index_P, _, padding = self.index[states_TCHD.shape[1]]
-        return states_TCHD.flatten(0, 2).index_select(0, index_P).index_fill_(0, padding, 0)
+        index = self.index[states_TCHD.shape[1]]
+        states_PD = states_TCHD.flatten(0, 2).index_select(0, index.in_stream_P)
+        return states_PD.index_fill_(0, index.padding, 0)
 
     def to_stream(self, states_PD: Tensor, channels: int) -> Tensor:
         """The stream's states [T, C, H, D], zero after the last sequence; the inverse of
         `to_padded`.
         """
-        inverse = self.index[channels][1]
-        states_TCHD = states_PD.index_select(0, inverse).view(
-            -1, channels, self.heads, states_PD.shape[1]
-        )
-        states_TCHD[self.num_tokens :] = 0
+        states = states_PD.index_select(0, self.index[channels].in_buckets)
+        states_TCHD = states.view(-1, channels, self.heads, states.shape[1])
+        states_TCHD[self.num_real_tokens :] = 0
         return states_TCHD
 
     def split(self, states_PD: Tensor, channels: int) -> list[Tensor]:
@@ -187,9 +194,23 @@ def scaled_bmm(
     return torch.baddbmm(out, a, b, beta=int(add), alpha=scale, out=out)
 
 
+def hide_(scores_BQK: Tensor, tile: Tile, lengths: list[int]) -> None:
+    """Sets the scores of the pairs that attention hides, and of padding, to the lowest number. It
+    is finite, because a row of padding may attend to padding only.
+    """
+    lowest = torch.finfo(scores_BQK.dtype).min
+    if tile.hidden_QK is not None:
+        scores_BQK.masked_fill_(tile.hidden_QK, lowest)
+    scores_NHQK = scores_BQK.unflatten(0, (len(lengths), -1))
+    for sequence, length in enumerate(lengths):
+        if length < tile.keys.stop:
+            first_padding = max(length - tile.keys.start, 0)
+            scores_NHQK[sequence, :, :, first_padding:] = lowest
+
+
 class LengthBucketedFunction(torch.autograd.Function):
     """softmax(QK' / sqrt(D)) V per bucket and tile, [T, 3, H, D] to [T, H, D], with dropout on the
-    probabilities. The output is zero after the first `num_tokens` tokens.
+    probabilities. The output is zero for filler.
 
     On a CPU, scaled_dot_product_attention has a 4 times slower backward pass in bfloat16, is even
     slower with dropout, and needs a mask. This function saves the probabilities for the backward
@@ -199,12 +220,10 @@ class LengthBucketedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_T3HD: Tensor, stream: BucketedStream, dropout_prob: float) -> Tensor:
         scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
-        # Finite, because a row of padding may attend to padding only.
-        lowest = torch.finfo(qkv_T3HD.dtype).min
         keep_scale = 1.0
         qkv_PD = stream.to_padded(qkv_T3HD)
         out_PD = qkv_PD.new_empty(len(qkv_PD) // 3, qkv_PD.shape[1])
-        saved: list[Tensor | None] = [qkv_PD]
+        saved: list[Tensor | None] = []  # probabilities and dropout mask of each tile
         for bucket, tiles, qkv_3NHLD, out_1NHLD in zip(
             stream.buckets,
             stream.tiles,
@@ -216,30 +235,24 @@ class LengthBucketedFunction(torch.autograd.Function):
                 rotate_(qkv_3NHLD[:2], *stream.rotary)
             query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)
             out_BLD = out_1NHLD.flatten(0, 2)
-            for queries, keys, hidden_QK in tiles:
-                scores_BQK = scaled_bmm(
-                    query_BLD[:, queries], key_BLD[:, keys].transpose(1, 2), scale
-                )
-                if hidden_QK is not None:
-                    scores_BQK.masked_fill_(hidden_QK, lowest)
-                for row, length in enumerate(bucket.lengths):
-                    if length < keys.stop:
-                        scores_NHQK = scores_BQK.unflatten(0, (len(bucket.lengths), -1))
-                        scores_NHQK[row, :, :, max(length - keys.start, 0) :] = lowest
+            for tile in tiles:
+                query_BQD = query_BLD[:, tile.queries]
+                key_BKD, value_BKD = key_BLD[:, tile.keys], value_BLD[:, tile.keys]
+                scores_BQK = scaled_bmm(query_BQD, key_BKD.transpose(1, 2), scale)
+                hide_(scores_BQK, tile, bucket.lengths)
                 probs_BQK = torch.softmax(scores_BQK, dim=-1, out=scores_BQK)
                 mask, keep_scale = dropout_mask(probs_BQK, dropout_prob)
-                scaled_bmm(
-                    apply_mask(probs_BQK, mask), value_BLD[:, keys], keep_scale, out_BLD[:, queries]
-                )
+                out_BQD = out_BLD[:, tile.queries]
+                scaled_bmm(apply_mask(probs_BQK, mask), value_BKD, keep_scale, out_BQD)
                 saved += [probs_BQK, mask]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(qkv_PD, *saved)
         ctx.stream, ctx.scale, ctx.keep_scale = stream, scale, keep_scale
         return stream.to_stream(out_PD, 1)[:, 0]
 
     @staticmethod
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
-        qkv_PD, *rest = ctx.saved_tensors
-        saved = iter(rest)
+        qkv_PD, *saved = ctx.saved_tensors
+        probs_and_mask = zip(saved[::2], saved[1::2], strict=True)  # of the tiles in order
         stream = ctx.stream
         out_grad_PD = stream.to_padded(grad_THD[:, None])
         grad_PD = torch.empty_like(qkv_PD)
@@ -251,31 +264,27 @@ class LengthBucketedFunction(torch.autograd.Function):
             strict=True,
         ):
             query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)
-            grad_query_BLD, grad_key_BLD, grad_value_BLD = grad_3NHLD.flatten(1, 2)
+            query_grad_BLD, key_grad_BLD, value_grad_BLD = grad_3NHLD.flatten(1, 2)
             out_grad_BLD = out_grad_1NHLD.flatten(0, 2)
-            shares_keys = len(tiles) > 1
-            if shares_keys:  # tiles add to the gradients of the keys
+            is_tiled = len(tiles) > 1
+            if is_tiled:  # tiles add to the gradients of keys and values
                 grad_3NHLD[1:] = 0
-            for (queries, keys, _), probs_BQK, mask in zip(tiles, saved, saved, strict=False):
-                grad_BQD = out_grad_BLD[:, queries]
+            for queries, keys, _ in tiles:
+                probs_BQK, mask = next(probs_and_mask)
+                out_grad_BQD, value_grad_BKD = out_grad_BLD[:, queries], value_grad_BLD[:, keys]
                 dropped_BKQ = apply_mask(probs_BQK, mask).transpose(1, 2)
-                scaled_bmm(
-                    dropped_BKQ, grad_BQD, ctx.keep_scale, grad_value_BLD[:, keys], add=shares_keys
+                scaled_bmm(dropped_BKQ, out_grad_BQD, ctx.keep_scale, value_grad_BKD, add=is_tiled)
+                value_BDK = value_BLD[:, keys].transpose(1, 2)
+                probs_grad_BQK = scaled_bmm(out_grad_BQD, value_BDK, ctx.keep_scale)
+                probs_grad_BQK = apply_mask(probs_grad_BQK, mask)
+                scores_grad_BQK = torch._softmax_backward_data(
+                    probs_grad_BQK, probs_BQK, -1, probs_BQK.dtype, grad_input=probs_grad_BQK
                 )
-                grad_BQK = scaled_bmm(grad_BQD, value_BLD[:, keys].transpose(1, 2), ctx.keep_scale)
-                grad_BQK = apply_mask(grad_BQK, mask)
-                torch._softmax_backward_data(
-                    grad_BQK, probs_BQK, -1, grad_BQK.dtype, grad_input=grad_BQK
-                )
-                scaled_bmm(grad_BQK, key_BLD[:, keys], ctx.scale, grad_query_BLD[:, queries])
-                grad_BKQ = grad_BQK.transpose(1, 2)
-                scaled_bmm(
-                    grad_BKQ,
-                    query_BLD[:, queries],
-                    ctx.scale,
-                    grad_key_BLD[:, keys],
-                    add=shares_keys,
-                )
+                scaled_bmm(scores_grad_BQK, key_BLD[:, keys], ctx.scale, query_grad_BLD[:, queries])
+                query_BQD, key_grad_BKD = query_BLD[:, queries], key_grad_BLD[:, keys]
+                scores_grad_BKQ = scores_grad_BQK.transpose(1, 2)
+                scaled_bmm(scores_grad_BKQ, query_BQD, ctx.scale, key_grad_BKD, add=is_tiled)
             if stream.rotary is not None:
-                rotate_(grad_3NHLD[:2], stream.rotary[0], -stream.rotary[1])
+                cos_LD, sin_LD = stream.rotary
+                rotate_(grad_3NHLD[:2], cos_LD, -sin_LD)
         return stream.to_stream(grad_PD, 3), None, None
