@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 def read_config(path: Path) -> ModelConfig:
     """The config in a file. Raises UserError if it is missing or not supported."""
-    return config_of(read_config_values(path), path)
+    values = read_config_values(path)
+    return config_of(values, path)
 
 
 def read_config_values(path: Path) -> JsonObject:
