@@ -407,6 +407,11 @@ class TrainState:
             return Path(find())
         return Path(self.distributed.on_main(find))
 
+    def close(self) -> None:
+        """Unlocks the run's folder, for the end of the run. The garbage collector can be late."""
+        if self.lock is not None:
+            self.lock.close()
+
     def _log(self, text: str) -> None:
         if self.distributed.is_main:
             print_line(text)

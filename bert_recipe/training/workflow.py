@@ -153,35 +153,34 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
     incomplete, and the exit code.
     """
     config, data = plan.config, plan.data
-    trainer, exit_code = train(plan, runtime)
-    if exit_code or not (trainer.is_finished or config.trainer.benchmark):
-        return None, exit_code
-    folder = config.trainer.checkpoint_folder
-    if data.sets:
+    trainer = plan.build_trainer(runtime)
+    with closing(trainer.state):
+        exit_code = train(trainer, plan, runtime)
+        if exit_code or not (trainer.is_finished or config.trainer.benchmark):
+            return None, exit_code
+        if not data.sets:
+            return report_losses(trainer, plan, runtime), 0
         use_best(trainer)
         parallel = trainer.parallel
         model_folders = folders_of_model(trainer)
-        del trainer  # frees the optimizer's memory, and the folder's lock
-        scores = predict_all(
-            config, cast(FineTuningTask, data.task), parallel, list(data.sets), folder, runtime
-        )
-        if scores and not config.trainer.benchmark:
-            for model_folder in model_folders:
-                architecture = parallel.model.architecture
-                complete_card(model_folder, plan, architecture, only_numbers(scores))
-        return scores, 0
-    results = last_results(trainer)
-    if "loss" in results and runtime.distributed.is_main and not config.trainer.benchmark:
-        add_losses_to_cards(trainer, plan)
-    if config.num_seeds == 1:
-        return {}, 0
-    keep = partial(keep_results, folder / SCORES_FILE, plan, results)
-    return runtime.distributed.on_main(keep), 0
+    del trainer  # frees the optimizer's memory
+    scores = predict_all(
+        config,
+        cast(FineTuningTask, data.task),
+        parallel,
+        list(data.sets),
+        config.trainer.checkpoint_folder,
+        runtime,
+    )
+    if scores and not config.trainer.benchmark:
+        for model_folder in model_folders:
+            architecture = parallel.model.architecture
+            complete_card(model_folder, plan, architecture, only_numbers(scores))
+    return scores, 0
 
 
-def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
-    """Trains; returns the trainer and the exit code."""
-    trainer = plan.build_trainer(runtime)
+def train(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> int:
+    """Trains; returns the exit code."""
     if not trainer.config.benchmark:
         runtime.reporter.start(trainer.config.checkpoint_folder, trainer.state.step)
     if trainer.state.data_may_differ:
@@ -201,7 +200,21 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
         best, metric = selection.best, selection.metric
         text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
         runtime.reporter.log((), {"best_step": best["step"]}, text)
-    return trainer, exit_code
+    return exit_code
+
+
+def report_losses(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> dict[str, float]:
+    """Keeps the last losses of training without a file to score: on the model cards, and those of a
+    seed in its folder. Returns the results of the seed; {} for a single run.
+    """
+    config = plan.config
+    results = last_results(trainer)
+    if "loss" in results and runtime.distributed.is_main and not config.trainer.benchmark:
+        add_losses_to_cards(trainer, plan)
+    if config.num_seeds == 1:
+        return {}
+    path = config.trainer.checkpoint_folder / SCORES_FILE
+    return runtime.distributed.on_main(partial(keep_results, path, plan, results))
 
 
 def notes_before_training(plan: TrainingPlan, trainer: Trainer) -> list[str]:
