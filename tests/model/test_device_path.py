@@ -10,8 +10,8 @@ from small_runs import InMemoryDataset
 from torch.distributed.utils import _to_kwargs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from trainers import batch_stats, make_trainer
 
+from benchmarks.common.training import batch_stats, make_trainer
 from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import Label, MicroBatchLimits

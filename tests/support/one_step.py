@@ -9,8 +9,8 @@ from conftest import TINY
 from encoder_cases import MODERNBERT
 from small_runs import InMemoryDataset
 from torch import Tensor
-from trainers import batch_stats, make_trainer
 
+from benchmarks.common.training import batch_stats, make_trainer
 from bert_recipe.checkpoint.pretrained import config_from_dict
 from bert_recipe.config import LoaderConfig, ParallelConfig
 from bert_recipe.data_loading.loader import make_step_batch

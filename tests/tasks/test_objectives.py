@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from conftest import NO_DROPOUT, TINY
 from small_runs import InMemoryDataset
 from torch import Tensor
-from trainers import batch_stats, make_trainer
 
+from benchmarks.common.training import batch_stats, make_trainer
 from bert_recipe.checkpoint.identity import first_difference, identity_of
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.config import (
