@@ -179,12 +179,13 @@ def span_sum(
         (end_logits_T, end_positions_N),
     ):
         logits_NS = logits_T.float()[index_NS].masked_fill(~real_NS, torch.finfo(torch.float32).min)
-        exact = F.cross_entropy(logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum")
+        loss = F.cross_entropy(logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum")
         if label_smoothing:
-            means_N = logits_NS.log_softmax(1).where(real_NS, 0.0).sum(1) / real_NS.sum(1).clamp(1)
-            spread = -means_N.where(positions_N != IGNORED_LABEL, 0.0).sum()
-            exact = (1 - label_smoothing) * exact + label_smoothing * spread
-        total = total + exact
+            log_probs_NS = logits_NS.log_softmax(1).where(real_NS, 0.0)
+            means_N = log_probs_NS.sum(1) / real_NS.sum(1).clamp(1)
+            uniform_loss = -means_N.where(positions_N != IGNORED_LABEL, 0.0).sum()
+            loss = (1 - label_smoothing) * loss + label_smoothing * uniform_loss
+        total = total + loss
     return total / 2
 
 

@@ -58,25 +58,21 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
     ) -> NamedTuple:
         if isinstance(input_ids, TokenStream):
             return forward(self, input_ids, **kwargs)
-        stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
-        at = {
-            name: kwargs[name]
-            for name in ("output_positions", "mlm_positions")
-            if kwargs.get(name) is not None
-        }
-        output = forward(
-            self, stream, **kwargs | {name: torch.searchsorted(flat_T, at[name]) for name in at}
-        )
+        stream, places_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
+        # Positions in the flattened input become positions in the stream.
+        positions = {}
+        for name in ("output_positions", "mlm_positions"):
+            if kwargs.get(name) is not None:
+                positions[name] = torch.searchsorted(places_T, kwargs[name])
+        output = forward(self, stream, **kwargs | positions)
 
         def to_padded(name: str, values: Any) -> Any:
             if isinstance(values, tuple):
                 return tuple(to_padded(name, value) for value in values)
-            if values is None or at or len(values) != len(flat_T):
+            if values is None or positions or len(values) != len(places_T):
                 return values
-            padded = values.new_zeros(input_ids.numel(), *values.shape[1:]).index_copy(
-                0, flat_T, values
-            )
-            padded = padded.unflatten(0, input_ids.shape)
+            zeros = values.new_zeros(input_ids.numel(), *values.shape[1:])
+            padded = zeros.index_copy(0, places_T, values).unflatten(0, input_ids.shape)
             return padded[..., : self.config.vocab_size] if name == "prediction_logits" else padded
 
         return type(output)(*map(to_padded, output._fields, output))
@@ -364,7 +360,7 @@ class EncoderModel(PreTrainedModel):
         dtype = torch.get_autocast_dtype(kind) if autocast else hidden_TE.dtype
         if implementation == "auto":
             implementation = default_implementation(hidden_TE.device, dtype)
-        layout = (
+        layout = StreamLayout(
             stream.cu_seqlens,
             stream.max_seqlen,
             stream.num_tokens,
@@ -374,7 +370,7 @@ class EncoderModel(PreTrainedModel):
             dtype,
         )
         has_dropout = self.training and self.config.attention_dropout > 0
-        return prepare_attention(implementation, StreamLayout(*layout), has_dropout)
+        return prepare_attention(implementation, layout, has_dropout)
 
 
 def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:

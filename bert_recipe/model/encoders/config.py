@@ -127,9 +127,8 @@ class ModelConfig:
         """The config from the known keys in `values`, the content of a `config.json`. Raises
         ValueError for a missing key that has no default, and for a value that is not supported.
         """
-        known = {
-            each.name: each.default for each in dataclasses.fields(cls) if each.name not in RENAMED
-        }
+        fields = [field for field in dataclasses.fields(cls) if field.name not in RENAMED]
+        known = {field.name: field.default for field in fields}
         required = {key for key, default in known.items() if default is dataclasses.MISSING}
         if missing := sorted(required - values.keys()):
             raise ValueError(f"missing key {', '.join(map(repr, missing))}")

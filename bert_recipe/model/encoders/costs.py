@@ -58,14 +58,14 @@ def activation_memory(model: PreTrainedModel, sizes: PassSizes) -> ActivationMem
     mask = residual if sizes.mask > 1 else 1
     if not config.embedding_dropout:
         mask = 0
-    *first, last = model.layers
-    layers = [costs.layer_memory(layer, sizes, tokens) for layer in first]
+    *others, last = model.layers
+    layers = [costs.layer_memory(layer, sizes, tokens) for layer in others]
     layers.append(costs.layer_memory(last, sizes, rows))
-    shared = {}
+    shared_by_window = {}
     for layer, memory in zip(model.layers, layers, strict=True):
-        shared[getattr(layer, "window", None)] = memory.shared
+        shared_by_window[getattr(layer, "window", None)] = memory.shared
     return ActivationMemory(
-        embeddings=tokens * hidden * (residual + mask) + sum(shared.values()),
+        embeddings=tokens * hidden * (residual + mask) + sum(shared_by_window.values()),
         embeddings_backward=3 * tokens * hidden * residual,
         layers=layers,
         head=rows * hidden * (3 * sizes.product + 2 * residual),
