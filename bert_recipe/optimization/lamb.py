@@ -56,12 +56,16 @@ class Lamb(FusedAdam):
         foreach: bool | None = None,
         shard_group: "dist.ProcessGroup | None" = None,
     ):
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        defaults |= {
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
             "bias_correction": bias_correction,
             "trust_bounds": trust_bounds or (0.0, math.inf),
+            "adapt_undecayed": adapt_undecayed,
         }
-        super().__init__(params, defaults | {"adapt_undecayed": adapt_undecayed})
+        super().__init__(params, defaults)
         self.foreach, self.shard_group = foreach, shard_group
 
     def update(self) -> None:
@@ -97,15 +101,16 @@ class Lamb(FusedAdam):
             self._adamw(params, targets, group, 1.0, 0.0)
             all_updates += targets
         all_params = [p for _, params in adapted for p in params]
-        weight_norms, update_norms = tensor_norms(all_params + all_updates, self.shard_group).chunk(
-            2
-        )
+        norms = tensor_norms(all_params + all_updates, self.shard_group)
+        all_weight_norms, all_update_norms = norms.chunk(2)
         start = 0
         for group, params in adapted:
             part = slice(start, start + len(params))
-            start, weights, updates = part.stop, weight_norms[part], update_norms[part]
-            ratios = (weights / updates).clamp(*group["trust_bounds"])
-            steps = torch.where((weights > 0) & (updates > 0), ratios, 1.0) * group["lr"]
+            start = part.stop
+            weight_norms, update_norms = all_weight_norms[part], all_update_norms[part]
+            ratios = (weight_norms / update_norms).clamp(*group["trust_bounds"])
+            has_ratio = (weight_norms > 0) & (update_norms > 0)
+            steps = torch.where(has_ratio, ratios, 1.0) * group["lr"]
             if self.found_inf is not None:
                 steps = steps * (1 - self.found_inf)
             torch._foreach_addcmul_(params, all_updates[part], list(steps.unbind()))
@@ -115,7 +120,7 @@ class Lamb(FusedAdam):
         state = self.state[p]
         options = self._kernel_options(group, 1.0, 0.0)
         step = self._bias_step(state, group)
-        step += 1
+        step += 1  # in place, so also in the state: the kernel does not count
         if (
             self._update_buffer is None
             or len(self._update_buffer) < p.numel()
@@ -131,7 +136,8 @@ class Lamb(FusedAdam):
             torch.mul(weights, -group["weight_decay"], out=updates)
             torch._fused_adamw_([updates], [grads], [exp_avg], [exp_avg_sq], [], [step], **options)
             update_square += torch.dot(updates, updates).item()
-        ratio, (minimum, maximum) = 1.0, group["trust_bounds"]
+        ratio = 1.0
+        minimum, maximum = group["trust_bounds"]
         if weight_square > 0 and update_square > 0:
             ratio = min(max(math.sqrt(weight_square / update_square), minimum), maximum)
         for weights, *_, updates in reversed(chunks):  # the last chunks are still in the cache
@@ -145,15 +151,17 @@ def make_lamb(
     shard_group: "dist.ProcessGroup | None",
     *_: object,
 ) -> Lamb:
-    options = (
+    return Lamb(
+        groups,
         lr,
         config.betas,
         config.eps,
         config.weight_decay,
         config.bias_correction,
         config.trust_bounds,
+        adapt_undecayed=config.adapt_undecayed,
+        shard_group=shard_group,
     )
-    return Lamb(groups, *options, adapt_undecayed=config.adapt_undecayed, shard_group=shard_group)
 
 
 SPECS = {"Lamb": OptimizerSpec(make_lamb)}

@@ -82,11 +82,9 @@ class Muon(FusedAdam):
         matrices: list[Matrix] = []
         for group in self.param_groups:
             if group["stacked"]:
-                found = [
-                    Matrix(*pair, group)
-                    for pair in zip(group["params"], group["rows"], strict=True)
-                ]
-                matrices += [matrix for matrix in found if matrix.p.grad is not None]
+                for p, rows in zip(group["params"], group["rows"], strict=True):
+                    if p.grad is not None:
+                        matrices.append(Matrix(p, rows, group))
             elif params := [p for p in group["params"] if p.grad is not None]:
                 self._init_moments(params)
                 self._adamw(params, params, group, group["lr"], group["weight_decay"])
@@ -103,7 +101,8 @@ class Muon(FusedAdam):
         self, batch: Sequence["Matrix"], weight: float | Tensor
     ) -> Sequence[Tensor]:
         """Updates the momentum of this rank's rows. Returns what is to be orthogonalized."""
-        momentum, momenta = batch[0].group["momentum"], []
+        momentum = batch[0].group["momentum"]
+        momenta = []
         for matrix in batch:
             state = self.state[matrix.p]
             if not state:
@@ -238,6 +237,7 @@ def orthogonalize(matrices: Tensor, product_dtype: torch.dtype = torch.float32) 
     else:
         for a, b, c in POLAR_EXPRESS:
             gram = x @ x.mT
+            # a x + (b gram + c gram^2) x
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).float()
 
