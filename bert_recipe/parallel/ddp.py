@@ -131,8 +131,10 @@ class ReplicatedMasters(Replicated):
 
     def _reduce(self, is_ready: Callable[[int], bool]) -> None:
         """Starts the reduction of the next ready buckets, in the same order on all ranks."""
-        while len(self.works) < len(self.buckets) and is_ready(len(self.works)):
-            self.works.append(dist.all_reduce(self.buckets[len(self.works)], async_op=True))
+        for number in range(len(self.works), len(self.buckets)):
+            if not is_ready(number):
+                return
+            self.works.append(dist.all_reduce(self.buckets[number], async_op=True))
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         if not self.buckets:

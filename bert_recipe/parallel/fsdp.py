@@ -78,13 +78,14 @@ def shard_model(
     """
     blocks = list(blocks)
     check_tied_parameters(model, blocks)
+    offload_policy = OffloadPolicy()
+    if cpu_offload:
+        offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     options: dict[str, Any] = {
         "mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"],
         "reshard_after_forward": RESHARD_AFTER_FORWARD[reshard_after_forward],
         "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        if cpu_offload
-        else OffloadPolicy(),
+        "offload_policy": offload_policy,
     }
     for block in blocks:
         fully_shard(block, **options)
