@@ -372,11 +372,9 @@ def open_shards(folder: str | Path) -> list[Shard]:
     made = last_change(index)
     content = read_json(index, "index of the shards")
     try:
-        entries = {
-            entry["name"]: entry
-            for entry in content["shards"]
-            if content["version"] == INDEX_VERSION
-        }
+        entries = {}
+        if content["version"] == INDEX_VERSION:
+            entries = {entry["name"]: entry for entry in content["shards"]}
         shards = []
         for path in paths:
             entry = entries.get(path.name)

@@ -191,14 +191,12 @@ class StepLoader:
             for first, size in batches:
                 yield first, size, 0.0
             return
-        number = 0  # of the update, from 0
-        for first, _size in global_batches(self.config):
-            if first >= self.first_position:
-                break
-            number += 1
-        for first, size in batches:
+        earlier_batches = itertools.takewhile(
+            lambda batch: batch[0] < self.first_position, global_batches(self.config)
+        )
+        updates_done = sum(1 for _ in earlier_batches)
+        for number, (first, size) in enumerate(batches, updates_done):
             yield first, size, min(number / max(self.updates - 1, 1), 1.0)
-            number += 1
 
     def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)

@@ -129,15 +129,16 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
         )
     groups = []
     start = 0
-    before = np.zeros(costs_nK.shape[1], dtype=totals.dtype)
+    total_before = np.zeros(costs_nK.shape[1], dtype=totals.dtype)  # of the groups before
     while start < len(order):
-        fits = [
-            np.searchsorted(totals[:, k], before[k] + limits[k], side="right")
+        end_by_cost = [
+            np.searchsorted(totals[:, k], total_before[k] + limits[k], side="right")
             for k in range(costs_nK.shape[1])
         ]
-        end = int(min(fits))
+        end = int(min(end_by_cost))
         groups.append(order[start:end])
-        start, before = end, totals[end - 1]
+        start = end
+        total_before = totals[end - 1]
     return groups
 
 

@@ -357,12 +357,11 @@ def verify_checksums(
         raise error or PeerError("another process found a damaged shard")
     without = [shard for shard in shards if not shard.has_checksums]
     if distributed.is_main:
-        found = (
-            f"{reason}: {len(shards) - len(without)} of {len(shards)} shards match their checksums"
-        )
+        num_verified = len(shards) - len(without)
+        line = f"{reason}: {num_verified} of {len(shards)} shards match their checksums"
         if without:
-            found = (
-                f"warning: {found}; {len(without)} have none, such as {without[0].path}: changes "
+            line = (
+                f"warning: {line}; {len(without)} have none, such as {without[0].path}: changes "
                 "may go unnoticed"
             )
-        print_line(found)
+        print_line(line)
