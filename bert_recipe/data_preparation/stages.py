@@ -240,12 +240,10 @@ def vocabulary_stage(
 
         files = shards_of_split(sharded, "training")
         size = min(SAMPLE_MB * 1_000_000, sum(entry["bytes"] for entry in files))
-        with progress_bar(
-            2 * size if options.tokenizer == "wordpiece" else size, "vocabulary"
-        ) as bar:
-            name, content = train_tokenizer(
-                [Path(entry["path"]) for entry in files], options, bar.update
-            )
+        paths = [Path(entry["path"]) for entry in files]
+        passes = 2 if options.tokenizer == "wordpiece" else 1
+        with progress_bar(passes * size, "vocabulary") as bar:
+            name, content = train_tokenizer(paths, options, bar.update)
         write_atomically(folder / name, content)
         if name == VOCAB_FILE:
             casing = options.casing.settings()
@@ -284,18 +282,16 @@ def model_vocabulary_stage(
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
         return change_vocabulary(folder, name, source, paths, training, options)
 
-    values = (
-        training.values()
-        if options.replace
-        else {**source.tokenizer.casing_settings(), "add": options.add}
-    )
+    def find_inputs() -> list[str]:
+        return [*text_identity(sharded, "shard"), *model_inputs(source.path)]
+
+    if options.replace:
+        values = training.values()
+    else:
+        values = {**source.tokenizer.casing_settings(), "add": options.add}
     # `new_rows` was an option of earlier versions, whose folders stay up to date.
     values |= {"sample_mb": SAMPLE_MB, "new_rows": "mean", "model_name": name}
-    return Stage(
-        *("vocabulary", output_dir / "vocab", values),
-        lambda: [*text_identity(sharded, "shard"), *model_inputs(source.path)],
-        make,
-    )
+    return Stage("vocabulary", output_dir / "vocab", values, find_inputs, make)
 
 
 def trained_casing(vocab_file: Path) -> bool | None:
@@ -345,7 +341,7 @@ def hdf5_stage(
             for text in texts
         ]
         units = shard_units(hashed, tokenizer, options)
-        statistics = create_shards(folder, units, executor, name)[1]
+        _records, statistics = create_shards(folder, units, executor, name)
         for file_name, content in model_files(tokenizer, length).items():
             write_atomically(folder / file_name, content)
         write_report(folder, statistics, tokenizer)

@@ -16,16 +16,14 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     files: list[str] = []
     for path in paths:
         names = list_files(Path(path).absolute())
-        found = [name for name in names if kind_of(name)[0] in suffixes]
-        if not found:
+        matching = [name for name in names if kind_of(name)[0] in suffixes]
+        if not matching:
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
-        files += found
-    names_of = Counter(map(os.path.realpath, files))
-    if len(names_of) < len(files):
-        raise UserError(
-            f"{names_of.most_common(1)[0][0]} is named twice, perhaps by a link: name each file "
-            "once"
-        )
+        files += matching
+    counts = Counter(map(os.path.realpath, files))
+    if len(counts) < len(files):
+        [(repeated, _)] = counts.most_common(1)
+        raise UserError(f"{repeated} is named twice, perhaps by a link: name each file once")
     return files
 
 

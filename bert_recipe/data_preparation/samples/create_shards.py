@@ -90,18 +90,25 @@ def create_shards(
         records = run_units(folder, units, executor, bar.update)
     shards = []
     for unit, record in zip(units, records, strict=True):
-        made = {"name": unit.output, "bytes": record.bytes, "sha256": record.sha256}
         shards.append(
-            made
-            | {"input_sha256": unit.identity["input_sha256"], "datasets": record.counts["datasets"]}
+            {
+                "name": unit.output,
+                "bytes": record.bytes,
+                "sha256": record.sha256,
+                "input_sha256": unit.identity["input_sha256"],
+                "datasets": record.counts["datasets"],
+            }
         )
     attributes = {
         name: value for name, value in units[0].identity.items() if name != "input_sha256"
     }
     write_index(folder, attributes, shards)
     # Records of earlier versions have the statistics as "findings".
-    found = [record.counts.get("statistics") or record.counts["findings"] for record in records]
-    return records, SampleStatistics.total([SampleStatistics(**statistics) for statistics in found])
+    statistics = []
+    for record in records:
+        fields = record.counts.get("statistics") or record.counts["findings"]
+        statistics.append(SampleStatistics(**fields))
+    return records, SampleStatistics.total(statistics)
 
 
 def write_index(folder: Path, attributes: JsonObject, shards: list[JsonObject]) -> None:

@@ -65,14 +65,15 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     is_random_L = (sentences_L == 1) | (rng.random(len(begin_L)) < 0.5)
     chosen = chunk_starts(np.where(is_random_L, a_end_L, end_L))
     samples = np.zeros(len(chosen), SAMPLE)
-    samples["label"] = is_random = is_random_L[chosen]
+    is_random = is_random_L[chosen]
+    samples["label"] = is_random
     samples["a_start"] = starts[chosen]
     samples["a_length"] = starts[a_end_L[chosen]] - starts[chosen]
     b_begin, b_end = a_end_L[chosen], end_L[chosen]
     if is_random.any():
         document = document_of_L[chosen[is_random]]
         other = rng.integers(0, len(sentences_D) - 1, len(document))
-        other += other >= document
+        other += other >= document  # any document but the sample's own
         begin = documents[other] + (rng.random(len(other)) * sentences_D[other]).astype(np.int64)
         tokens_left = np.maximum(target_D[document] - samples["a_length"][is_random], 1)
         b_begin[is_random] = begin
@@ -134,7 +135,7 @@ def assemble(
     second = samples["a_length"][:, None] + 2  # first column of B; the one before it is [SEP]
     last = second + samples["b_length"][:, None]
     if not options.next_sentence_prediction:
-        last -= 1
+        last -= 1  # there is no B, and no [SEP] after it
     in_b = column >= second
     input_mask = column <= last
     # Windows that have A, then B, in the right columns: copying whole rows is many times faster

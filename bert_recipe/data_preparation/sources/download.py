@@ -123,7 +123,8 @@ def transfer(url: str, part: Path, resumes: bool, size: int | None) -> None:
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        return error.close()  # nothing follows the part: the caller checks whether it is complete
+        error.close()
+        return  # nothing follows the part: the caller checks whether it is complete
     with response:
         if start and response.status == 206:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):

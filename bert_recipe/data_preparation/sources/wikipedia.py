@@ -133,11 +133,11 @@ def hidden_prefixes(path: str) -> frozenset[str] | None:
     if b"<mediawiki" not in head or b"</siteinfo>" not in head:
         return None
     names = dict(NAMESPACE.findall(head))
-    own = {
+    local_names = {
         names.get(key, b"").decode("utf-8", "replace").lower()
         for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)
     }
-    return frozenset({"file", "category"} | FILE_ALIASES | own)
+    return frozenset({"file", "category"} | FILE_ALIASES | local_names)
 
 
 def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:

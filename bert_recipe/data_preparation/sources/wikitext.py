@@ -333,7 +333,8 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
     is preceded by its term.
     """
     lines: list[str] = []
-    is_indented, term = False, ""  # of the last line; the term before a definition
+    is_indented = False  # the last line
+    term = ""  # that the next line may define
     references_level = 0  # of the heading of the reference section; 0 outside of one
     for line in text.split("\n"):
         content = line.strip()

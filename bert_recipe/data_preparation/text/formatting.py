@@ -58,13 +58,15 @@ def format_span(
             sentences = list(chain.from_iterable(map(split, document.paragraphs)))
             if options.sentence_splitter == "passage":
                 sentences = passages(sentences)
-            counts["without_text"] += not sentences
+            if not sentences:
+                counts["without_text"] += 1
             for lines in bounded(sentences):
-                text = "\n".join(lines)
-                file.write(b"\n" * bool(counts["documents"]) + f"{text}\n".encode())
+                if counts["documents"]:
+                    file.write(b"\n")  # an empty line between documents
+                file.write("".join(f"{line}\n" for line in lines).encode())
                 counts["documents"] += 1
                 counts["sentences"] += len(lines)
-                counts["words"] += text.count(" ") + len(lines)
+                counts["words"] += sum(line.count(" ") + 1 for line in lines)
     return counts | {"bad": bad}
 
 

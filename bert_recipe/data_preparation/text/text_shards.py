@@ -205,7 +205,7 @@ def join_shard(output: Path, parts: Sequence[Part], options: TextShardOptions) -
                     dropped += 1
                     continue
                 seen.add(place)
-                copies = int(part.weight + place)
+                copies = int(part.weight + place)  # `weight` on average: place is in [0, 1)
                 file.write((document + b"\n\n") * copies)
                 documents += copies
         file.truncate(max(file.tell() - 1, 0))

@@ -128,7 +128,7 @@ def stripped_marks(text: str) -> str | None:
     words = (text[start:stop] for start, stop in spaced_spans(text))
     word = Counter(filter(has_accent, words)).most_common(1)[0][0]
     decomposed = unicodedata.normalize("NFD", word)
-    stripped = "".join(each for each in decomposed if not is_accent(each))
+    stripped = "".join(character for character in decomposed if not is_accent(character))
     return (
         f"{marks / letters:.1%} of the letters lose a mark, as {word} becomes {stripped}: give "
         f"--no-do-lower-case, or --no-strip-accents to lower-case only, if words differ by them"
@@ -217,7 +217,8 @@ def read_beginnings(
             with path.open(encoding="utf-8") as file:
                 while share > 0 and (text := "".join(islice(file, 1000))):
                     size = len(text.encode())
-                    share, left = share - size, left - size
+                    share -= size
+                    left -= size
                     progress(size)
                     yield text
         except UnicodeDecodeError as error:
