@@ -181,17 +181,16 @@ class ClassPredictor(Predictor):
                 for (score,) in logits_nC
             ]
         labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(num_outputs))
-        chosen_n = logits_nC.argmax(axis=1)
-        if multi_label:
-            chosen_n = (logits_nC > 0).astype(np.int64)  # [n, C]
-        confidence_n = confidences(logits_nC, chosen_n, multi_label).tolist()
+        # [n, C] with several labels, else [n]
+        chosen = (logits_nC > 0).astype(np.int64) if multi_label else logits_nC.argmax(axis=1)
+        confidence_n = confidences(logits_nC, chosen, multi_label).tolist()
         predictions = []
         for number, probability_of in enumerate(probabilities(logits_nC, labels, multi_label)):
             ranked = [(probability, label) for label, probability in probability_of.items()]
             ranked.sort(key=lambda entry: entry[0], reverse=True)
             columns: Row
             if multi_label:
-                chosen_labels = [labels[index] for index in np.flatnonzero(chosen_n[number])]
+                chosen_labels = [labels[index] for index in np.flatnonzero(chosen[number])]
                 columns = {"labels": chosen_labels}
                 lines = [named("labels", ", ".join(chosen_labels) or "(none)")]
             else:

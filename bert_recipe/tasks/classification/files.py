@@ -95,9 +95,9 @@ def read_examples(
         prefix = f"{part.name}:" if len(parts) > 1 else ""
         rows = read_part(part, spec, columns, labelled, is_test, reading, examples)
         for index, example in rows:
-            examples[index] = (
-                example._replace(line=f"{prefix}{example.line}") if prefix else example
-            )
+            if prefix:
+                example = example._replace(line=f"{prefix}{example.line}")
+            examples[index] = example
     return join_examples(path, spec, labelled, list(examples.values()))
 
 
@@ -144,7 +144,7 @@ def read_part(
         is_first = False
         for text, pair, labels in samples:
             yield index, Example(line, index, text, pair, labels)
-            index = len(taken)
+            index = len(taken)  # of the next sample of the row
     bad.finish()
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")

@@ -153,7 +153,8 @@ def custom_spec(
     if regression:
         metrics = CORRELATIONS
     if negatives:
-        regression, metrics = True, ("average_precision",)
+        regression = True
+        metrics = ("average_precision",)
     return TaskSpec(
         "predictions",
         text,

@@ -138,9 +138,10 @@ def distinct_texts(samples: Sequence[TextSample], settings: EmbeddingSettings) -
     rows = []
     for sample in samples:
         row = []
-        own = settings.with_query_prompt(sample.prompt)
+        row_settings = settings.with_query_prompt(sample.prompt)
         for place, text in enumerate(sample.texts):
-            prompted = own.prompted(PROMPTS[min(place, 1)], text)
+            kind = PROMPTS[min(place, 1)]  # a query, then documents
+            prompted = row_settings.prompted(kind, text)
             if prompted not in index:
                 index[prompted] = len(index)
                 originals.append(text)
@@ -182,8 +183,9 @@ def table_rows(
     for number, row in rows:
         try:
             group = parse_row(row, columns, scores)
-            own = None if prompt is None else row[prompt]
-            groups.append((number, group._replace(prompt=own)))
+            if prompt is not None:
+                group = group._replace(prompt=row[prompt])
+            groups.append((number, group))
         except ValueError as error:
             bad.add(file.where(number), str(error))
     return groups

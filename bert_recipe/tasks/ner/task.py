@@ -303,9 +303,12 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     ) -> JsonObject:
         if folder is None:
             return {}
-        sentences, lines = dataset.sentences, []
-        has_spans = sentences[0].text is not None
-        if has_spans:
+        sentences = dataset.sentences
+        lines = []
+        tags_file, spans_file, *_ = self.result_files
+        path = folder / tags_file
+        if sentences[0].text is not None:
+            path = folder / spans_file
             for sentence, spans in zip(sentences, self.spans(dataset, logits_TC), strict=True):
                 lines.append(
                     json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False)
@@ -316,7 +319,6 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 tags = self.word_tags(sentence, sentence_entities)
                 rows = zip(sentence.words, tags, strict=True)
                 lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in rows), ""]
-        path = folder / self.result_files[has_spans]
         write_atomically(path, "\n".join(lines) + "\n")
         print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
@@ -371,11 +373,11 @@ def write_scored(
     lines = []
     mistakes = []
     probabilities = iter(probability_U)
-    for sentence, bounds, tags, others, sentence_entities in zip(
+    for sentence, bounds, true_tags, predicted_tags, sentence_entities in zip(
         dataset.sentences, dataset.bounds, expected, predicted, predicted_entities, strict=True
     ):
         doubt = 0.0
-        for (start, stop), true, tag in zip(bounds, tags, others, strict=True):
+        for (start, stop), true, tag in zip(bounds, true_tags, predicted_tags, strict=True):
             probability = next(probabilities)
             word = sentence.shown_entity((tag, start, stop))
             lines.append(f"{word.translate(NO_BREAKS)}\t{true}\t{tag}\t{probability:.4f}")

@@ -111,31 +111,31 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
     Raises UserError if no question is left.
     """
     path = Path(path)
-    found = BadRows(path) if bad is None else bad
+    bad_rows = BadRows(path) if bad is None else bad
     parts = table_parts(path)
-    raw = read_document(parts[0], found)
+    raw = read_document(parts[0], bad_rows)
     for part in parts[1:]:
         raw = from_json(DOCUMENT, raw, f"SQuAD file {parts[0]}")
-        more = from_json(DOCUMENT, read_document(part, found), f"SQuAD file {part}")
+        more = from_json(DOCUMENT, read_document(part, bad_rows), f"SQuAD file {part}")
         raw = {"data": raw["data"] + more["data"]}
     articles = from_json(DOCUMENT, nested_rows(raw), f"SQuAD file {path}")["data"]
     contexts: list[str] = []
     questions: dict[str, Question] = {}
     version_2 = False
-    for place, paragraph in paragraphs_of(articles, f"{path}: ", found):
+    for place, paragraph in paragraphs_of(articles, f"{path}: ", bad_rows):
         for index, value in enumerate(paragraph["qas"]):
             where = f"{place}: qas[{index}]"
-            if (entry := checked(QuestionEntry, plain_question(value), where, found)) is None:
+            if (entry := checked(QuestionEntry, plain_question(value), where, bad_rows)) is None:
                 continue
             if entry.id in questions:
-                found.add(where, f"question {entry.id} is there twice: remove one")
+                bad_rows.add(where, f"question {entry.id} is there twice: remove one")
                 continue
             answers = () if entry.is_impossible else tuple(entry.answers)
             questions[entry.id] = Question(entry.id, entry.question, len(contexts), answers)
             version_2 |= entry.is_impossible is not None
         contexts.append(paragraph["context"])
     if bad is None or not questions:
-        found.finish()
+        bad_rows.finish()
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
     return Squad(path, contexts, list(questions.values()), version_2)
