@@ -48,16 +48,16 @@ def find_runs(path: Path) -> list[dict[str, Path]]:
     """
     if is_scored(path):
         return [{"": path}]
-    found: dict[Path, dict[str, Path]] = {}
+    folders_of_run: dict[Path, dict[str, Path]] = {}
     for scores in sorted(path.rglob(SCORES_FILE)):
         folder = scores.parent
         if not is_scored(folder):
             continue
         if SEED_FOLDER.fullmatch(folder.name):
-            found.setdefault(folder.parent, {})[folder.name] = folder
+            folders_of_run.setdefault(folder.parent, {})[folder.name] = folder
         else:
-            found[folder] = {"": folder}
-    return list(found.values())
+            folders_of_run[folder] = {"": folder}
+    return list(folders_of_run.values())
 
 
 def is_scored(folder: Path) -> bool:

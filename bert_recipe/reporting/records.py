@@ -200,7 +200,8 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
     are already.
     """
     sessions: list[Session] = []
-    unusable, elapsed = [], math.inf
+    unusable = []
+    elapsed = math.inf  # of the last record; the first one starts a session
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             record = parse_line(line)
@@ -212,7 +213,8 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
             restarts = record.are_settings and "output_dir" in record.data and has_settings
             if record.elapsed < elapsed or restarts:
                 sessions.append(Session(file, record.time, record.time))
-            elapsed, session = record.elapsed, sessions[-1]
+            elapsed = record.elapsed
+            session = sessions[-1]
             session.ended = max(session.ended, record.time)
             if record.step is not None:
                 session.steps.append((record.step, record.time, record.data))
@@ -238,20 +240,20 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     """The runs in folders and log files. A folder is one run, unless log files in different
     subfolders are of the same phase; then each of those subfolders is a run.
     """
-    found: list[tuple[Path, list[LogFile]]] = []
+    logs_of_runs: list[tuple[Path, list[LogFile]]] = []
     for path in paths:
         logs = [LogFile(file, *read_sessions(file)) for file in find_log_files(path)]
         logs = [log for log in logs if log.sessions]
         if not logs:
             raise UserError(f"{path} holds no training log (lines with {PREFIX}): check the path")
         if is_one_run(logs):
-            found.append((path, logs))
+            logs_of_runs.append((path, logs))
             continue
         for folder in sorted({log.path.parent for log in logs}):
-            found.append((folder, [log for log in logs if log.path.parent == folder]))
-    common = os.path.commonpath([path.resolve().parent for path, _ in found])
+            logs_of_runs.append((folder, [log for log in logs if log.path.parent == folder]))
+    common = os.path.commonpath([path.resolve().parent for path, _ in logs_of_runs])
     runs = []
-    for path, logs in found:
+    for path, logs in logs_of_runs:
         sessions = [session for log in logs for session in log.sessions]
         unusable = [(log.path, line) for log in logs for line in log.unusable]
         name = os.path.relpath(path.resolve(), common)
