@@ -52,12 +52,12 @@ class BadRows:
         lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.found]
         if lines:
             print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {log}")
-        own = tuple(self.path + end for end in (":", ","))
+        of_this_file = (f"{self.path}:", f"{self.path},")
         try:
             before = log.read_text("utf-8").splitlines()
         except FileNotFoundError:
             before = []
-        lines = [line for line in before if not line.startswith(own)] + lines
+        lines = [line for line in before if not line.startswith(of_this_file)] + lines
         if not lines:
             remove(log)
             return

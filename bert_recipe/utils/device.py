@@ -28,10 +28,10 @@ def select_device(choice: str) -> torch.device:
             "--device cpu"
         )
     place = read_environment()
-    found = torch.cuda.device_count()
-    if place.local_rank >= found:
+    num_gpus = torch.cuda.device_count()
+    if place.local_rank >= num_gpus:
         raise UserError(
-            f"{place.local_world_size} processes were started on a machine with {found} GPUs: "
+            f"{place.local_world_size} processes were started on a machine with {num_gpus} GPUs: "
             "start one process per GPU"
         )
     device = torch.device("cuda", place.local_rank)

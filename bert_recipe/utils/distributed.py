@@ -254,8 +254,8 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
     """
     is_user_error = isinstance(error, UserError)
     reported = error
-    end = time.monotonic() + PEERS_TIMEOUT
-    # The process with the store was killed, so it reported nothing. Torch prints frames.
+    deadline = time.monotonic() + PEERS_TIMEOUT
+    # The store fails if its process was killed, which then reported nothing. Torch prints frames.
     with contextlib.suppress(RuntimeError), no_stderr():
         if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):
             reported = PeerError(str(error))
@@ -263,11 +263,12 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
     if isinstance(error, RankFailure):
         code = restart_code(2)
     # Without torchrun, the main process has the store: others may need it.
-    with contextlib.suppress(RuntimeError), no_stderr():
-        count = store.add("errors", 1) if is_user_error else place.world_size
-        while place.rank == 0 and count < place.world_size and time.monotonic() < end:
-            time.sleep(0.02)
-            count = store.add("errors", 0)
+    if is_user_error:
+        with contextlib.suppress(RuntimeError), no_stderr():
+            count = store.add("errors", 1)
+            while place.rank == 0 and count < place.world_size and time.monotonic() < deadline:
+                time.sleep(0.02)
+                count = store.add("errors", 0)
     for process in multiprocessing.active_children():
         process.terminate()
     for stream in (sys.stdout, sys.stderr):

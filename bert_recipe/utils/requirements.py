@@ -17,8 +17,11 @@ TORCH = "torch>=2.11"
 
 def problems(files: Iterable[Path]) -> list[str]:
     """PyTorch and the packages in `files` that are missing or too old, one string each."""
-    found = []
-    for line in [TORCH, *(line for file in files for line in Path(file).read_text().splitlines())]:
+    lines = [TORCH]
+    for file in files:
+        lines += Path(file).read_text().splitlines()
+    messages = []
+    for line in lines:
         match = re.match(r"([\w-]+)[>=]=([\d.]+)", line)
         if match is None:
             continue
@@ -27,11 +30,11 @@ def problems(files: Iterable[Path]) -> list[str]:
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found.append(f"{name} is not installed")
+            messages.append(f"{name} is not installed")
         else:
             if numbers(installed) < numbers(needed):
-                found.append(f"{name} is {installed}, and {needed} is needed")
-    return found
+                messages.append(f"{name} is {installed}, and {needed} is needed")
+    return messages
 
 
 def numbers(version: str) -> list[int]:
