@@ -23,12 +23,12 @@ from bert_recipe.reporting.comparison import (
     read_model,
     verdict,
 )
-from bert_recipe.utils.command_line import ArgumentParser, RawHelpFormatter
+from bert_recipe.utils.command_line import ArgumentParser
 from bert_recipe.utils.progress import print_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument(
         "runs",
         nargs="+",

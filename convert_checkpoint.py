@@ -70,10 +70,7 @@ CONFIG_NAMES = ("config.json", "bert_config.json")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
-    others = f"The commands {', '.join(DERIVED)} make a model folder from others: see their --help."
-    parser = ArgumentParser(
-        prog="convert_checkpoint.py", description=f"{(__doc__ or ' ').splitlines()[0]} {others}"
-    )
+    parser = ArgumentParser(prog="convert_checkpoint.py", description=__doc__)
     parser.add_argument(
         "--from", dest="source_format", choices=READERS, required=True, help="format of SOURCE"
     )

@@ -64,9 +64,7 @@ FLAGS = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(
-        description="Makes HDF5 shards of BERT pre-training samples from text shards."
-    )
+    parser = ArgumentParser(description=__doc__)
     parser.add_flags("flags", FLAGS)
     parser.foreign = foreign_flags(DATA)
     args = parser.parse_args(argv)

@@ -7,14 +7,12 @@
     python3 inference.py --init-checkpoint FOLDER --fill-mask "The capital of France is [MASK]."
 
 The task must match the head of the model in FOLDER, which also provides config, vocabulary and
-casing.
+casing. All rows of a file (CSV, TSV, JSON lines or Parquet, also compressed) are predicted by
 
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output scored.csv \\
         --text-column review
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output vectors.npy \\
         --text-column review --embed
-
-predict all rows of a file (CSV, TSV, JSON lines or Parquet, also compressed).
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ ROWS_PER_PART = 4096  # of a file to predict
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     for title, flags in FLAGS.items():
         parser.add_flags(title, flags)
     parser.foreign = foreign_flags(INFERENCE)

@@ -16,13 +16,13 @@ from bert_recipe.reporting.comparison import comparison_lines
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
-from bert_recipe.utils.command_line import ArgumentParser, RawHelpFormatter
+from bert_recipe.utils.command_line import ArgumentParser
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument(
         "runs",
         nargs="+",

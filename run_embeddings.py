@@ -30,7 +30,7 @@ from bert_recipe.utils.text_files import kind_of
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     groups = {
         "files: .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(PairFileOptions),
         "reading files": flags_of(ReadingOptions),

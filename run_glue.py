@@ -47,13 +47,13 @@ OTHER_PROGRAMS = {"ner": "run_ner.py", "embedding": "run_embeddings.py"}  # by t
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     refuse_other_tasks(sys.argv[1:] if argv is None else argv, parser)
     own_files = (
         "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed"
     )
     groups = {
-        "task": flags_of(TaskOptions),
+        "which task": flags_of(TaskOptions),
         own_files: flags_of(FileOptions),
         "reading your own files": flags_of(NumberReadingOptions),
         "without --eval-file": flags_of(SplitOptions),

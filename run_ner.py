@@ -31,7 +31,7 @@ from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, 
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     groups = {
         "files": flags_of(SentenceFileOptions),
         "reading files": flags_of(ReadingOptions),

@@ -25,7 +25,7 @@ from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     return parse_pretraining(parser, argv)
 
 

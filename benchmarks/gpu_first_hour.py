@@ -390,7 +390,7 @@ CALLS: dict[str, Callable[[Call], Iterator[Item]]] = {
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
-    parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("call", choices=tuple(CALLS), help="which part")
     add("--output", type=Path, default=Path("gpu_results"), help="folder for logs and results")

@@ -55,7 +55,7 @@ def draw(phases: list[RunPhase]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="RESULTS_DIR of scripts/run_pretraining.sh")
     parser.add_argument("--drawing", type=Path, default="two_phases.svg", help="the SVG file")
     args = parser.parse_args(argv)

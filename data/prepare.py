@@ -48,7 +48,6 @@ from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     Flag,
-    RawHelpFormatter,
     flags_of,
     plain_name,
     positive_int,
@@ -162,7 +161,7 @@ examples:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
+    parser = ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
 
     def command(
@@ -238,7 +237,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     }
     paths = {"nargs": "*", "metavar": "PATH", "help": "see above"}
     whole = command("all", ALL, *COMMON, dataset=source, paths=paths)
-    whole.formatter_class = RawHelpFormatter
     parts = {"download": [*LANGUAGE, *DOWNLOAD, BOOKS], "format": FORMAT, "shard": SHARD}
     model_vocabulary = flags_of(ModelVocabularyOptions)
     parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY, *model_vocabulary], "hdf5": HDF5}

@@ -36,7 +36,6 @@ from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
     Flag,
-    RawHelpFormatter,
     bounded_int,
 )
 from bert_recipe.utils.files import write_atomically
@@ -71,7 +70,7 @@ def describe(found: ScoreDifference) -> str:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """The arguments of this program, and the flags of run_glue.py that all runs have."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
+    parser = ArgumentParser(description=__doc__)
     parser.add_flags("comparison", FLAGS)
     args, command = parser.parse_known_args(argv)
     given = {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("--")}

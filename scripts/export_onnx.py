@@ -166,7 +166,7 @@ def quantize(target: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     parser.add_flags("model", FLAGS)
     args = parser.parse_args(argv)
     parser.check_flags(args)

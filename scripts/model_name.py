@@ -20,7 +20,7 @@ from bert_recipe.utils.command_line import ArgumentParser
 
 
 def main() -> None:
-    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser = ArgumentParser(description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config-file", type=Path, help="config of the model")
     source.add_argument("--init-checkpoint", type=Path, help="model folder, or a folder of steps")

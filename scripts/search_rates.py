@@ -37,7 +37,6 @@ from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     Flag,
-    RawHelpFormatter,
     positive_float,
     positive_int,
 )
@@ -181,7 +180,7 @@ def advice_on(best: Setting, scores: dict[Setting, list[float]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words, program, command = split_command(sys.argv[1:] if argv is None else argv)
-    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
+    parser = ArgumentParser(description=__doc__)
     parser.add_flags("search", FLAGS)
     args = parser.parse_args(words)
     parser.check_flags(args)

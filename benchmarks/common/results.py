@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def benchmark_parser(doc: str) -> ArgumentParser:
-    parser = ArgumentParser(description=doc.splitlines()[0])
+    parser = ArgumentParser(description=doc)
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser
 

@@ -32,21 +32,19 @@ from bert_recipe.utils.rank_environment import read_environment
 INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-loss
 
 
-def add_run_flags(
-    parser: ArgumentParser, program: str, unused: Collection[str] = (), **defaults: object
-) -> None:
-    """Adds the flags of a training program.
+def run_flags(program: str, unused: Collection[str] = ()) -> dict[str, list[Flag]]:
+    """The flags of a training program by the title of their group; the first one is `task`.
 
     program: PRE_TRAINING or FINE_TUNING.
     unused: names of arguments without effect in this program, which lacks their flags.
-    defaults: by the name of the argument, where they differ from those of others.
     """
     others = [config for name, config in OWN_CONFIGS.items() if name != program]
+    groups = {}
     for title, configs in FLAG_GROUPS.items():
         flags = flags_of(*(config for config in configs if config not in others))
         flags = [flag for flag in flags if flag.tags.get("only", program) == program]
-        parser.add_flags(title, [flag for flag in flags if flag.name not in unused], **defaults)
-    parser.foreign = foreign_flags(program)
+        groups[title] = [flag for flag in flags if flag.name not in unused]
+    return groups
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
@@ -91,7 +89,9 @@ def parse_pretraining(parser: ArgumentParser, argv: Sequence[str] | None) -> Arg
         "learning_rate": 1e-4,
         "warmup_proportion": 0.01,
     }
-    add_run_flags(parser, PRE_TRAINING, **defaults)
+    for title, flags in run_flags(PRE_TRAINING).items():
+        parser.add_flags(title, flags, **defaults)
+    parser.foreign = foreign_flags(PRE_TRAINING)
     args = parse_run_arguments(parser, argv)
     if args.max_steps < 1:
         parser.error(f"argument --max-steps: expected a whole number >= 1, not {args.max_steps}")
@@ -112,9 +112,11 @@ def parse_fine_tuning(
     defaults: by the name of the argument, where they differ from those of other tasks.
     """
     shared = {"optimizer": "AdamW", "warmup_proportion": 0.1, "epochs": 3, "max_steps": -1}
-    add_run_flags(parser, FINE_TUNING, unused, **shared | defaults)
-    for title, flags in groups.items():
-        parser.add_flags(title, flags)
+    run_groups = run_flags(FINE_TUNING, unused)
+    task_flags = run_groups.pop("task")
+    for title, flags in {"task": task_flags, **groups, **run_groups}.items():
+        parser.add_flags(title, flags, **shared | defaults)
+    parser.foreign = foreign_flags(FINE_TUNING)
     argv = sys.argv[1:] if argv is None else argv
     if any(re.fullmatch("--eval[-_]file(=.*)?", word) for word in argv):
         argv = ["--do-eval", *argv]  # the file alone means it

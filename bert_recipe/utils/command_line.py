@@ -198,18 +198,42 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     return config(**chosen)
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except for switches, and for None and empty lists, whose meaning `help`
-    explains.
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description. Shows defaults, except for switches, and for None and
+    empty lists, whose meaning `help` explains. The usage names only what is required, and a flag's
+    value stands once, after all of its names.
     """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         hides_default = action.default in (None, (), []) or action.nargs == 0
         return action.help if hides_default else super()._get_help_string(action)
 
+    def _format_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None,
+    ) -> str:
+        shown: list[argparse.Action] = []
+        has_other_flags = False
+        for action in actions:
+            if action.required or not action.option_strings:
+                shown.append(action)
+            elif action.dest != "help":
+                has_other_flags = True
+        text = super()._format_usage(usage, shown, groups, prefix)
+        return f"{text.rstrip()} [FLAG ...]\n\n" if has_other_flags else text
 
-class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        names = list(action.option_strings)
+        if isinstance(action, BooleanFlag):
+            positives = [name for name in names if not name.startswith("--no-")]
+            return ", ".join([*positives, f"--no-{positives[0][2:]}"])
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(names)} {value}"
 
 
 class ForeignFlag(NamedTuple):

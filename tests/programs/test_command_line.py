@@ -262,8 +262,13 @@ def test_flags_that_ask_for_nothing_or_that_other_recipes_always_give_are_accept
 def test_help_shows_the_defaults(capsys):
     with pytest.raises(SystemExit) as caught:
         pretraining("--help")
-    text = " ".join(capsys.readouterr().out.split())
+    help_text = capsys.readouterr().out
+    text = " ".join(help_text.split())
     assert caught.value.code == 0
+    required = "--input-dir INPUT_DIR --max-steps MAX_STEPS --output-dir OUTPUT_DIR"
+    assert f" {required} [FLAG ...] Pre-trains" in text
+    assert run_pretraining.__doc__ in help_text
+    assert "--batch-size, --train-batch-size, --per-device-train-batch-size BATCH_SIZE" in text
     assert "(default: 42)" in text and "(default: 1e-06)" in text and "--no-amp" in text
     assert "default: None" not in text
 
