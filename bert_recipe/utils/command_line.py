@@ -199,13 +199,13 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description. Shows defaults, except for switches, and for None and
-    empty lists, whose meaning `help` explains. The usage names only what is required, and a flag's
-    value stands once, after all of its names.
+    """Keeps the lines of the description. Shows defaults, except for switches that are off, and for
+    None and empty lists, whose meaning `help` explains. The usage names only what is required, and
+    a flag's value stands once, after all of its names.
     """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        hides_default = action.default in (None, (), []) or action.nargs == 0
+        hides_default = action.default in (None, (), []) or action.default is False
         return action.help if hides_default else super()._get_help_string(action)
 
     def _format_usage(
