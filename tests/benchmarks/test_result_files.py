@@ -266,6 +266,15 @@ def test_the_range_of_ratios_in_words_is_that_of_the_rows(page):
     assert rounds_to(min(ratios), pair[0]) and rounds_to(max(ratios), pair[1])
 
 
+def test_the_peaks_of_memory_in_words_are_those_of_their_file():
+    text = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    (peaks,) = re.findall(r"AVX2 needs ([\d.]+) GiB at the peak here and ([\d.]+) there", text)
+    name = "pretraining_step-cpu-base-128-fp32-2026-11-27.json"
+    measured = read_json(ROOT / "benchmarks" / "results" / name)["implementations"]
+    for side, peak in zip(("this project", "transformers, masked tokens only"), peaks, strict=True):
+        assert rounds_to(measured[side]["peak_memory_gib"], peak)
+
+
 def test_every_result_file_is_shown_on_a_page():
     """Others are in git."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
