@@ -143,6 +143,16 @@ class TokenizerFile:
         return read_settings(self.path.parent)
 
     @cached_property
+    def special_tokens_map(self) -> JsonObject:
+        """The tokens that transformers' file beside the file names, such as `cls_token`."""
+        return read_if_there(self.path.parent / SPECIAL_TOKENS_MAP)
+
+    @cached_property
+    def added_ids(self) -> JsonObject:
+        """The tokens that transformers' file beside the file adds, with their ids."""
+        return read_if_there(self.path.parent / ADDED_TOKENS)
+
+    @cached_property
     def bert_casing(self) -> Casing | None:
         """The casing of a `tokenizer.json`, if it makes the same tokens as BertTokenizer; None if
         not.
@@ -205,7 +215,7 @@ class TokenizerFile:
         """The tokens that the file itself and transformers' files beside it add to `vocab`."""
         added: AddedTokens = {}
         if self.path.name in (VOCAB_FILE, TOKENIZER_JSON):
-            added = read_added_tokens(self.path.parent, self.settings, vocab)
+            added = tokens_added_beside(self, vocab)
         if self.is_json:
             in_file = self.values.get("added_tokens") or ()
             added |= dict(parse_token(token, self.path) for token in in_file)
@@ -226,11 +236,8 @@ class TokenizerFile:
         post-processor puts around a text (`added`, by name), else those that transformers' files
         beside it name, else the usual names. Raises UserError for those that are not in `vocab`.
         """
-        named: JsonObject = {}
-        for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
-            if (file := self.path.parent / name).is_file():
-                named |= read_json(file, "the tokenizer's file")
-        named |= added
+        in_config = {name: value for name, value in self.settings.items() if value is not None}
+        named = self.special_tokens_map | in_config | added
         found: dict[str, str] = {}
         for name, usual in USUAL_TOKENS.items():
             for token in (content_of(named.get(name)), *usual):
@@ -354,21 +361,21 @@ def check_bert_settings(folder: Path, settings: JsonObject) -> None:
             )
 
 
-def read_added_tokens(folder: Path, config: JsonObject, vocab: Container[str]) -> AddedTokens:
-    """The tokens that the files in `folder` add to the tokenizer in it, in the order in which
-    those that are not in `vocab` get ids, as AutoTokenizer reads them (transformers,
-    tokenization_utils_base.py). Raises UserError for values that are no tokens.
+def tokens_added_beside(file: TokenizerFile, vocab: Container[str]) -> AddedTokens:
+    """The tokens that transformers' files beside `file` add, in the order in which those that are
+    not in `vocab` get ids, as AutoTokenizer reads them (transformers, tokenization_utils_base.py).
+    Raises UserError for values that are no tokens.
 
-    config: of the tokenizer, see `read_settings`.
     vocab: the tokenizer's own tokens.
     """
+    config, path = file.settings, file.path.with_name(TOKENIZER_CONFIG)
     if config["added_tokens_decoder"] is not None:
-        added = numbered_tokens(config["added_tokens_decoder"], folder / TOKENIZER_CONFIG)
-    else:
-        config = config | read_if_there(folder / SPECIAL_TOKENS_MAP)
-        added = added_tokens_of_older_files(folder, config)
-    with_role = {parse_token(value, folder / TOKENIZER_CONFIG)[0] for value in named_tokens(config)}
-    for token, properties in special_tokens(config, folder):
+        added = numbered_tokens(config["added_tokens_decoder"], path)
+    else:  # of older versions
+        config = config | file.special_tokens_map
+        added = tokens_with_ids(file.added_ids, config, path)
+    with_role = {parse_token(value, path)[0] for value in named_tokens(config)}
+    for token, properties in special_tokens(config, path):
         has_role = token in with_role  # such as cls_token
         if has_role and token in added:
             added[token]["special"] = True
@@ -377,15 +384,18 @@ def read_added_tokens(folder: Path, config: JsonObject, vocab: Container[str]) -
     return added
 
 
-def added_tokens_of_older_files(folder: Path, config: JsonObject) -> AddedTokens:
-    """The tokens in `added_tokens.json`, which has their ids only, in the order of these."""
-    path = folder / ADDED_TOKENS
-    special = {token for token, _ in special_tokens(config, folder)}
+def tokens_with_ids(ids: JsonObject, config: JsonObject, path: Path) -> AddedTokens:
+    """The tokens of an `added_tokens.json`, which has only their `ids`, in the order of these.
+
+    config: of the tokenizer, which says which tokens are special.
+    path: of the config.
+    """
+    special = {token for token, _ in special_tokens(config, path)}
     tokens = {
         str(token_id): {"content": token, "special": token in special}
-        for token, token_id in read_if_there(path).items()
+        for token, token_id in ids.items()
     }
-    return numbered_tokens(tokens, path)
+    return numbered_tokens(tokens, path.with_name(ADDED_TOKENS))
 
 
 def read_if_there(path: Path) -> JsonObject:
@@ -399,18 +409,16 @@ def numbered_tokens(tokens: Any, path: Path) -> AddedTokens:
     return dict(parse_token(tokens[key], path) for key in sorted(tokens, key=int))
 
 
-def special_tokens(config: Mapping[str, Any], folder: Path) -> Iterable[tuple[str, JsonObject]]:
-    """The special tokens that `config` names, and then those that it adds."""
+def special_tokens(config: Mapping[str, Any], path: Path) -> Iterable[tuple[str, JsonObject]]:
+    """The special tokens that `config`, in the file `path`, names, and then those that it adds."""
     extra: object = []
     for key in EXTRA_TOKENS:  # of several versions: the first that has a value counts
         extra = extra or config.get(key) or []
     if not isinstance(extra, dict | list):
-        raise UserError(
-            f"{folder / TOKENIZER_CONFIG}: the special tokens must be a list: correct the file"
-        )
+        raise UserError(f"{path}: the special tokens must be a list: correct the file")
     extra_tokens = extra.values() if isinstance(extra, dict) else extra
     for value in (*named_tokens(config), *extra_tokens):
-        token, properties = parse_token(value, folder / TOKENIZER_CONFIG)
+        token, properties = parse_token(value, path)
         yield token, properties | {"special": True}
 
 

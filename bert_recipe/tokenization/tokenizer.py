@@ -289,7 +289,8 @@ def load_tokenizer(
     """
     file = vocab_file if isinstance(vocab_file, TokenizerFile) else open_tokenizer(vocab_file)
     if not file.is_json:
-        return BertTokenizer(file, *list_casing(file, do_lower_case, strip_accents))
+        listed_casing = list_casing(file, do_lower_case, strip_accents)
+        return BertTokenizer(file, *listed_casing)
     casing = file.bert_casing
     if casing is not None and casing.is_usual:
         tokenizer: Tokenizer = BertTokenizer(file, *casing)
