@@ -341,8 +341,9 @@ class EncoderModel(PreTrainedModel):
 
     def pooled(self, stream: TokenStream) -> Tensor:
         """The pooled states [N, E], without the other hidden states."""
-        nothing = stream.input_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
-        return self(stream, output_positions=nothing).pooler_output
+        # A mean needs all tokens.
+        no_positions = stream.input_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
+        return self(stream, output_positions=no_positions).pooler_output
 
     def embedding_flops(self, num_tokens: float) -> float:
         """Forward FLOPs of the matrix products before the first layer."""
@@ -378,7 +379,6 @@ def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
     tokens_T = torch.arange(len(hidden_TE), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)  # N for filler
     hidden_TE = hidden_TE.float()
-    sums_NE = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1]).index_add(
-        0, sequence_T, hidden_TE
-    )[:-1]
+    zeros = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1])
+    sums_NE = zeros.index_add(0, sequence_T, hidden_TE)[:-1]  # without that of filler
     return sums_NE / cu_seqlens.diff().clamp(min=1)[:, None]

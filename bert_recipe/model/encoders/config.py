@@ -55,14 +55,16 @@ def requirement(field: "dataclasses.Field[Any]", value: Any) -> str | None:
         fits = type(value) in (int, float) and 0 <= value <= maximum
         if fits and not (below_one and value == 1):
             return None
-        return f"a number from 0 to {maximum:g}" + ", and below 1" * below_one
+        expected = f"a number from 0 to {maximum:g}"
+        return f"{expected}, and below 1" if below_one else expected
     choices = limits.get("choices", (value,))
     return None if value in choices else f"one of {', '.join(choices)}"
 
 
 # Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {
-    **{"is_decoder": False, "add_cross_attention": False},
+    "is_decoder": False,
+    "add_cross_attention": False,
     "position_embedding_type": "absolute",
 }
 # Fields that config.json has under other keys, or not.

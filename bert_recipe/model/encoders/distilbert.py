@@ -15,10 +15,17 @@ from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.json_files import JsonObject
 
-KEYS = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
-KEYS |= {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
-KEYS |= {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
-KEYS |= {"seq_classif_dropout": "classifier_dropout"}
+# DistilBERT's keys in config.json, and BERT's.
+KEYS = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "seq_classif_dropout": "classifier_dropout",
+}
 WITHOUT = ("type_vocab_size", "layer_norm_eps", "pre_layer_norm")
 PROJECTIONS = ("q_lin", "k_lin", "v_lin")
 
@@ -28,8 +35,10 @@ class DistilBertConfig(bert.BertConfig):
     classifier_dropout: float = dropout(0.2)
     qa_dropout: float = dropout(0.1)
     needs_tokenizer_json = True  # with a vocab.txt transformers makes token types
-    model_type, model_types = "distilbert", ("distilbert",)
-    meaning, options = ("num_attention_heads", "hidden_act"), ()
+    model_type = "distilbert"
+    model_types = ("distilbert",)
+    meaning = ("num_attention_heads", "hidden_act")
+    options = ()
 
     @classmethod
     def from_dict(cls, values: JsonObject) -> Self:
@@ -76,10 +85,10 @@ class DistilBertLayer(nn.Module):
     def forward(
         self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
     ) -> Tensor:
-        context = self.attention(hidden_TE, attention)
+        context_TE = self.attention(hidden_TE, attention)
         if output_R is not None:
-            context, hidden_TE = context[output_R], hidden_TE[output_R]
-        attended_TE = self.sa_layer_norm(self.attention.out_lin(context) + hidden_TE)
+            context_TE, hidden_TE = context_TE[output_R], hidden_TE[output_R]
+        attended_TE = self.sa_layer_norm(self.attention.out_lin(context_TE) + hidden_TE)
         inner = self.activation(self.ffn["lin1"](attended_TE))
         return self.output_layer_norm(self.dropout(self.ffn["lin2"](inner), attended_TE))
 
@@ -104,7 +113,9 @@ class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
 
 
 class DistilBertModel(DistilBertPreTrainedModel, bert.BertModel):
-    embeddings_class, layer_class, pooler_class = DistilBertEmbeddings, DistilBertLayer, None
+    embeddings_class = DistilBertEmbeddings
+    layer_class = DistilBertLayer
+    pooler_class = None
     layers_name = "transformer"
 
 

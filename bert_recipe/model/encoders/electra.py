@@ -29,7 +29,8 @@ class ElectraConfig(BertConfig):
 
     embedding_size: int = 128
 
-    model_type, model_types = "electra", ("electra",)
+    model_type = "electra"
+    model_types = ("electra",)
     meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps")
     options = ()
 

@@ -1,7 +1,8 @@
 """NeoBERT (Le Breton et al., 2025): rotary positions and gates as ModernBERT's, all layers global,
 RMSNorm, an output matrix of its own. transformers reads its folders with the code on the hub.
 
-Legend: M masked tokens, T tokens in the stream, R tokens of the output, H heads, D head size.
+Legend: M masked tokens, T tokens in the stream, R tokens of the output, H heads, D head size, F
+rotary frequencies (D / 2), E hidden size.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +23,13 @@ from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.json_files import JsonObject
 
 KEYS = {"max_length": "max_position_embeddings", "decoder_init_range": "initializer_range"}
-CODE = {"Config": "NeoBERTConfig", "Model": "NeoBERT", "ModelForMaskedLM": "NeoBERTLMHead"}
-CODE |= {"ModelForSequenceClassification": "NeoBERTForSequenceClassification"}
+# transformers' classes, without "Auto", and NeoBERT's on the hub.
+CODE = {
+    "Config": "NeoBERTConfig",
+    "Model": "NeoBERT",
+    "ModelForMaskedLM": "NeoBERTLMHead",
+    "ModelForSequenceClassification": "NeoBERTForSequenceClassification",
+}
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,13 @@ class NeoBertConfig(ModelConfig):
     norm_eps: float = 1e-6
     classifier_dropout: float = dropout(0.1)
 
-    model_type, model_types = "neobert", ("neobert",)
-    meaning, needs_tokenizer_json = ("num_attention_heads", "norm_eps"), True
+    model_type = "neobert"
+    model_types = ("neobert",)
+    meaning = ("num_attention_heads", "norm_eps")
+    needs_tokenizer_json = True
     attention_dropout = embedding_dropout = mlp_dropout = 0.0
-    classifier_pooling, global_rope_theta = "cls", 10_000.0
+    classifier_pooling = "cls"
+    global_rope_theta = 10_000.0
     head_dropout = property(lambda self: self.classifier_dropout)
     # SwiGLU has three matrices where other blocks have two.
     gate_size = property(lambda self: -(-int(2 * self.intermediate_size / 3) // 8) * 8)
@@ -76,21 +85,23 @@ class NeoBertLayer(nn.Module):
     def forward(
         self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
     ) -> Tensor:
-        # The rows of `qkv` are sorted by head. Neighbours are rotated together, and `attention`
-        # rotates two halves.
+        # The rows of `qkv` are sorted by head. Rotary positions rotate the elements 2f and 2f + 1
+        # together; `attention` rotates f and f + D/2.
         shape = (self.config.num_attention_heads, 3, -1, 2)
-        qkv = self.qkv(self.attention_norm(hidden_TE)).unflatten(-1, shape)
-        context_THD = attention(qkv.permute(0, 2, 1, 4, 3).flatten(-2), 0.0)
-        context = context_THD.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(1)
+        qkv_TH3F2 = self.qkv(self.attention_norm(hidden_TE)).unflatten(-1, shape)
+        qkv_T3HD = qkv_TH3F2.permute(0, 2, 1, 4, 3).flatten(-2)
+        context_TH2F = attention(qkv_T3HD, 0.0).unflatten(-1, (2, -1))
+        context_TE = context_TH2F.transpose(-1, -2).flatten(1)
         if output_R is not None:
-            context, hidden_TE = context[output_R], hidden_TE[output_R]
-        attended_TE = hidden_TE + self.wo(context)
+            context_TE, hidden_TE = context_TE[output_R], hidden_TE[output_R]
+        attended_TE = hidden_TE + self.wo(context_TE)
         gate, inner = self.ffn["w12"](self.ffn_norm(attended_TE)).chunk(2, dim=-1)
         return attended_TE + self.ffn["w3"](F.silu(gate) * inner)
 
 
 class NeoBertPreTrainedModel(PreTrainedModel):
-    base_model_prefix, config_class = "model", NeoBertConfig
+    base_model_prefix = "model"
+    config_class = NeoBertConfig
     config: NeoBertConfig
     head_names = ("decoder.", "dense.", "classifier.", "qa_outputs.")
     span_classifier_name = "qa_outputs"

@@ -96,7 +96,8 @@ class RobertaPreTrainedModel(BertPreTrainedModel):
 
 
 class RobertaModel(RobertaPreTrainedModel, BertModel):
-    embeddings_class, pooler_class = RobertaEmbeddings, None
+    embeddings_class = RobertaEmbeddings
+    pooler_class = None
 
 
 class RobertaLMHead(Transform):
