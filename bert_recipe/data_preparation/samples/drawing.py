@@ -39,25 +39,26 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     random one until the target length is reached; the next chunk then starts after A. Otherwise B
     is the rest of the chunk. Without next-sentence prediction A is the whole chunk.
     """
-    starts, documents = corpus.sentence_starts, corpus.document_starts
-    sentences_D = np.diff(documents)
-    document_of_L = np.repeat(np.arange(len(sentences_D)), sentences_D)
+    sentence_starts, document_starts = corpus.sentence_starts, corpus.document_starts
+    sizes_D = np.diff(document_starts)  # in sentences
+    document_of_L = np.repeat(np.arange(len(sizes_D)), sizes_D)
 
     longest = options.sequence_length - options.special_tokens
-    is_short_D = rng.random(len(sentences_D)) < options.short_seq_prob
-    target_D = np.where(
-        is_short_D, rng.integers(2, longest, len(sentences_D), endpoint=True), longest
-    )
+    is_short_D = rng.random(len(sizes_D)) < options.short_seq_prob
+    short_D = rng.integers(2, longest, len(sizes_D), endpoint=True)
+    target_D = np.where(is_short_D, short_D, longest)
 
     # The chunk that would start at each sentence.
     begin_L = np.arange(len(document_of_L))
-    end_L = np.searchsorted(starts, starts[:-1] + target_D[document_of_L])
-    end_L = np.minimum(end_L, documents[document_of_L + 1])
+    target_end_L = sentence_starts[:-1] + target_D[document_of_L]  # in tokens
+    end_L = np.searchsorted(sentence_starts, target_end_L)
+    end_L = np.minimum(end_L, document_starts[document_of_L + 1])
     if not options.next_sentence_prediction:
         chosen = chunk_starts(end_L)
         samples = np.zeros(len(chosen), SAMPLE)
-        samples["a_start"], samples["label"] = starts[chosen], NO_LABEL
-        samples["a_length"] = starts[end_L[chosen]] - starts[chosen]
+        samples["label"] = NO_LABEL
+        samples["a_start"] = sentence_starts[chosen]
+        samples["a_length"] = sentence_starts[end_L[chosen]] - sentence_starts[chosen]
         return samples
 
     sentences_L = end_L - begin_L
@@ -67,21 +68,21 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     samples = np.zeros(len(chosen), SAMPLE)
     is_random = is_random_L[chosen]
     samples["label"] = is_random
-    samples["a_start"] = starts[chosen]
-    samples["a_length"] = starts[a_end_L[chosen]] - starts[chosen]
+    samples["a_start"] = sentence_starts[chosen]
+    samples["a_length"] = sentence_starts[a_end_L[chosen]] - sentence_starts[chosen]
     b_begin, b_end = a_end_L[chosen], end_L[chosen]
     if is_random.any():
         document = document_of_L[chosen[is_random]]
-        other = rng.integers(0, len(sentences_D) - 1, len(document))
+        other = rng.integers(0, len(sizes_D) - 1, len(document))
         other += other >= document  # any document but the sample's own
-        begin = documents[other] + (rng.random(len(other)) * sentences_D[other]).astype(np.int64)
+        sentence = (rng.random(len(other)) * sizes_D[other]).astype(np.int64)
+        begin = document_starts[other] + sentence
         tokens_left = np.maximum(target_D[document] - samples["a_length"][is_random], 1)
+        end = np.searchsorted(sentence_starts, sentence_starts[begin] + tokens_left)
         b_begin[is_random] = begin
-        b_end[is_random] = np.minimum(
-            np.searchsorted(starts, starts[begin] + tokens_left), documents[other + 1]
-        )
-    samples["b_start"] = starts[b_begin]
-    samples["b_length"] = starts[b_end] - starts[b_begin]
+        b_end[is_random] = np.minimum(end, document_starts[other + 1])
+    samples["b_start"] = sentence_starts[b_begin]
+    samples["b_length"] = sentence_starts[b_end] - sentence_starts[b_begin]
     return samples
 
 
