@@ -229,10 +229,11 @@ class Shard:
         for key, layout in self.layouts.items():
             if layout.checksum is None:
                 continue
-            found = 0
+            computed = 0
             for rows in self.blocks(CHECKSUM_ROWS):
-                found = checksum(self.read(key, rows).astype(layout.dtype, copy=False), found)
-            if found != layout.checksum:
+                values = self.read(key, rows).astype(layout.dtype, copy=False)
+                computed = checksum(values, computed)
+            if computed != layout.checksum:
                 raise UserError(
                     f"shard {self.path}: {key} does not match its checksum: make or fetch the "
                     "shard again"

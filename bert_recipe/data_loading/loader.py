@@ -146,13 +146,10 @@ def global_batches(config: LoaderConfig, first: int = 0) -> Iterator[tuple[int, 
     """The first position and the size of each global batch from position `first` on."""
     while True:
         size = config.global_batch_size
-        if first < config.batch_size_warmup_sequences:
-            grown = (
-                (size - config.initial_global_batch_size)
-                * first
-                // config.batch_size_warmup_sequences
-            )
-            size = config.initial_global_batch_size + grown
+        warmup = config.batch_size_warmup_sequences
+        if first < warmup:
+            initial = config.initial_global_batch_size
+            size = initial + (size - initial) * first // warmup
         yield first, size
         first += size
 

@@ -332,8 +332,8 @@ def files_digest(datasets: list[PretrainingDataset]) -> str:
     """Digest of the sizes and times of all shards: while it is the same, so is what samples'
     digests do not read.
     """
-    found = [shard.path.stat() for dataset in datasets for shard in dataset.shards]
-    return json_digest([[status.st_size, status.st_mtime_ns] for status in found])[:16]
+    statuses = [shard.path.stat() for dataset in datasets for shard in dataset.shards]
+    return json_digest([[status.st_size, status.st_mtime_ns] for status in statuses])[:16]
 
 
 def verify_checksums(

@@ -72,7 +72,7 @@ def check_rows(
         "input_mask is not ones and then zeros",
     )
     labels_nP = np.where(values["masked_lm_positions"] > 0, values["masked_lm_ids"], 0)
-    for key, found, low, limit, name in (
+    for key, stored, low, limit, name in (
         ("input_ids", values["input_ids"], 0, vocab_size, "the vocabulary's size"),
         ("masked_lm_ids", labels_nP, 0, vocab_size, "the vocabulary's size"),
         ("segment_ids", values["segment_ids"], 0, 2, "two segments"),
@@ -85,13 +85,13 @@ def check_rows(
             "two labels, or -1 for none",
         ),
     ):
-        found = found.reshape(len(rows), -1)
+        stored = stored.reshape(len(rows), -1)
         limit_n1 = np.broadcast_to(limit, len(rows))[:, None]
-        wrong = np.argwhere((found < low) | (found >= limit_n1))
+        wrong = np.argwhere((stored < low) | (stored >= limit_n1))
         if len(wrong):
             row, column = wrong[0]
             raise UserError(
-                f"shard {shard.path}, row {rows[row]}: {key} holds {found[row, column]}, outside "
+                f"shard {shard.path}, row {rows[row]}: {key} holds {stored[row, column]}, outside "
                 f"[{low}, {limit_n1[row, 0]}), {name}: the shards do not fit this vocabulary and "
                 "config, or are damaged"
             )

@@ -35,6 +35,8 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
     base_key = mix64(mix64(np.full_like(epoch, seed % 2**64)) + epoch + np.uint64(1))
     round_keys = [mix64(base_key + np.uint64(round_ + 1)) for round_ in range(FEISTEL_ROUNDS)]
 
+    # The network permutes more numbers than there are samples: those that it takes out of their
+    # range go through it again.
     outside = np.arange(len(place))
     while len(outside):
         left = place[outside] >> half_bits
