@@ -88,8 +88,8 @@ class MetricValues(NamedTuple):
 
 
 def steps_and_values(points: list[Point], metric: str) -> np.ndarray:
-    found = [(point.step, point.metrics[metric]) for point in points if metric in point.metrics]
-    return np.array(found, float).reshape(-1, 2).T
+    pairs = [(point.step, point.metrics[metric]) for point in points if metric in point.metrics]
+    return np.array(pairs, float).reshape(-1, 2).T
 
 
 def make_chart(

@@ -180,10 +180,10 @@ def interval_text(difference: Difference) -> str:
     return " to ".join(map(points, difference.interval))
 
 
-def difference_table(found: Sequence[ScoreDifference]) -> str:
+def difference_table(differences: Sequence[ScoreDifference]) -> str:
     header = ["score, in percent", "A", "B", "B - A", "95% interval"]
     rows = []
-    for one in found:
+    for one in differences:
         difference = one.difference
         row = [one.title, *map(percent, difference.means), points(difference.value)]
         rows.append([*row, interval_text(difference)])
@@ -194,8 +194,8 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
     """The means over runs and sets; None without probabilities of classes."""
     rows = []
     for letter, model in models.items():
-        if found := calibrations(model):
-            error, temperature = np.mean(found, axis=0)
+        if errors_and_temperatures := calibrations(model):
+            error, temperature = np.mean(errors_and_temperatures, axis=0)
             rows.append([letter, percent(error), f"{temperature:.2f}"])
     header = ["", "expected calibration error, in percent", "temperature"]
     return markdown_table(header, rows) if rows else None

@@ -61,17 +61,17 @@ class Suite(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> "Suite":
-        found = []
+        results_of_tasks = []
         for task, (title, metrics) in TASKS.items():
             record = folder / f"{task}.done"
             command = record.read_text(encoding="utf-8") if record.is_file() else ""
             if command and (results := task_results(folder / task, metrics, command)):
                 start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command)
                 names = ", ".join(metrics).replace("_", " ")
-                found.append(
+                results_of_tasks.append(
                     TaskResult(title, names, results, task != "mnli" and start is not None)
                 )
-        return cls(folder, found)
+        return cls(folder, results_of_tasks)
 
     @property
     def mean(self) -> str:

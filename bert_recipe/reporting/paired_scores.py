@@ -159,5 +159,5 @@ def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float
         scaled_nC = logits_nC / np.exp(log_temperature)
         return -float(log_softmax(scaled_nC, axis=1)[rows, labels_n].mean())
 
-    found = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
-    return float(np.exp(found.x))
+    best = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
+    return float(np.exp(best.x))

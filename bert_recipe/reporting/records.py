@@ -26,8 +26,12 @@ PREFIX = "DLLL "
 PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}
 # Logged as settings.
 PROGRESS_MARKS = (
-    *("train_start", "resumed_step", "predict_start", "eval_start"),
-    *("sample_number", "time_per_1000"),
+    "train_start",
+    "resumed_step",
+    "predict_start",
+    "eval_start",
+    "sample_number",
+    "time_per_1000",
 )
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 

@@ -51,14 +51,14 @@ def read_scored_rows(folders: Sequence[Path]) -> dict[str, ScoredRows]:
     """The rows of a run by the name of the evaluation set, which is empty if there is only one.
     folders: of the run, or of its folds, which together are one set.
     """
-    found = {}
+    sets = {}
     for set_name, ending in SUBMISSION_SETS.items():
         for suffix in (".jsonl", ".tsv"):  # of texts with entities, JSON has the spans
             paths = [folder / f"{STEM}{ending}{suffix}" for folder in folders]
             if all(path.is_file() for path in paths):
-                found[set_name] = read_set(paths, set_prefix(set_name))
+                sets[set_name] = read_set(paths, set_prefix(set_name))
                 break
-    return found
+    return sets
 
 
 def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
@@ -211,8 +211,8 @@ def read_columns(paths: Sequence[Path]) -> Cells:
     header = lines_of(paths[0])[0].split("\t")
     rows = []
     for path in paths:
-        own, *lines = lines_of(path)
-        if own.split("\t") != header:
+        first_line, *lines = lines_of(path)
+        if first_line.split("\t") != header:
             raise ValueError(f"{path} has other columns")
         rows += [line.split("\t") for line in lines]
     return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))

@@ -202,15 +202,15 @@ def texts_in(row: Row, columns: Sequence[str]) -> list[str]:
     """The texts of columns that have one text or, as in FlagEmbedding's files, a list of them.
     Raises ValueError for anything else.
     """
-    found: list[str] = []
+    texts_of_columns: list[str] = []
     for name in columns:
         texts = row[name] if isinstance(row[name], list) else [row[name]]
         if not texts:
             raise ValueError(f"no text in {name!r}: give one")
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise ValueError(not_a_string(wrong[0], name))
-        found += texts
-    return found
+        texts_of_columns += texts
+    return texts_of_columns
 
 
 def check_lists(place: str, row: Row, columns: Sequence[str]) -> None:

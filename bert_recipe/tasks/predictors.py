@@ -106,8 +106,14 @@ class AnswerPredictor(Predictor):
 
     head = "question_answering"
     flags = (
-        *("question", "context", "question_column", "context_column"),
-        *("doc_stride", "max_answer_length", "version_2_with_negative", "n_best_size"),
+        "question",
+        "context",
+        "question_column",
+        "context_column",
+        "doc_stride",
+        "max_answer_length",
+        "version_2_with_negative",
+        "n_best_size",
     )
     max_length = SquadTask.fine_tuned_length
 

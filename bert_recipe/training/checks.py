@@ -123,10 +123,10 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
     if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         findings.report("warning", "GPUs with tensor cores are several times faster with --amp")
     if processes == 1 < torch.cuda.device_count():
-        found = torch.cuda.device_count()
+        num_gpus = torch.cuda.device_count()
         findings.report(
             "warning",
-            f"this machine has {found} GPUs, and the run uses one: start it with torchrun",
+            f"this machine has {num_gpus} GPUs, and the run uses one: start it with torchrun",
         )
 
 

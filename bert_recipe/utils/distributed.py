@@ -164,8 +164,12 @@ def set_timeout(group: "dist.ProcessGroup | None", minutes: float) -> None:
 
 # NCCL's other errors are this rank's own, such as too little shared memory.
 PEER_FAILURE_SIGNS = (
-    *("gloo", "ncclRemoteError", "NCCL communicator was aborted", "remote process exited"),
-    *("Connection closed", "Connection reset"),
+    "gloo",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+    "remote process exited",
+    "Connection closed",
+    "Connection reset",
 )
 JOIN_FAILURE_SIGNS = (
     *PEER_FAILURE_SIGNS,

@@ -81,8 +81,12 @@ THREAD_SIGNS = ("can't start new thread", "Resource temporarily unavailable")
 # What torch's allocators say; its class OutOfMemoryError is not imported here, because most
 # programs need no torch.
 MEMORY_SIGNS = (
-    *("you tried to allocate", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc"),
-    *("out of memory", "could not create a primitive"),  # the latter is from oneDNN
+    "you tried to allocate",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "out of memory",
+    "could not create a primitive",  # oneDNN's
 )
 
 

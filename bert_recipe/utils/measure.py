@@ -33,12 +33,12 @@ class Stopwatch:
     def seconds(self) -> dict[str, list[float]]:
         """The seconds of each lap since the last call, by kind."""
         synchronize(self.device)
-        found: dict[str, list[float]] = {}
+        seconds_of_kind: dict[str, list[float]] = {}
         for kind, start, end in self.laps:
             lap = start.elapsed_time(end) / 1e3 if self.device.type == "cuda" else end - start
-            found.setdefault(kind, []).append(lap)
+            seconds_of_kind.setdefault(kind, []).append(lap)
         self.laps = []
-        return found
+        return seconds_of_kind
 
     def medians_in_milliseconds(self, steps: int) -> dict[str, float]:
         """The median lap of each kind; where a step has several laps of a kind, their sum stands

@@ -27,8 +27,8 @@ SHOWN_SAMPLES = 3
 def report_on_folders(root: Path, vocab_file: Path | None, executor: Executor) -> None:
     """Verifies every folder of HDF5 shards below `root`, and prints a report with some samples."""
     for folder in shard_folders(root):
-        found = vocab_file or find_vocabulary(folder)
-        tokenizer = load_tokenizer(found) if found else None
+        vocabulary = vocab_file or find_vocabulary(folder)
+        tokenizer = load_tokenizer(vocabulary) if vocabulary else None
         statistics = verify_folder(folder, tokenizer, executor)
         lines = [f"{folder}: every row is valid", *report_lines(statistics, tokenizer)]
         print_line("\n".join([*lines, "", *sample_lines(folder, tokenizer), ""]))
@@ -81,9 +81,10 @@ def guess_mask_id(shard: Shard) -> int:
     for rows in shard.blocks(BLOCK_ROWS):
         block = read_rows(shard, rows)
         positions_nP = block["masked_lm_positions"].clip(0, shard.sequence_length - 1)
-        if (positions_nP > 0).any():
-            found = np.take_along_axis(block["input_ids"], positions_nP, axis=1)[positions_nP > 0]
-            return int(np.bincount(found.clip(0)).argmax())
+        is_masked_nP = positions_nP > 0
+        if is_masked_nP.any():
+            ids_nP = np.take_along_axis(block["input_ids"], positions_nP, axis=1)
+            return int(np.bincount(ids_nP[is_masked_nP].clip(0)).argmax())
     return -1
 
 

@@ -133,12 +133,12 @@ def as_words(values: np.ndarray, spec: TaskSpec) -> list[str]:
 
 def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
     """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
-    found = predictions_of(logits_nC, spec)
+    predicted = predictions_of(logits_nC, spec)
     if not spec.regression:
-        return as_words(found, spec)
+        return as_words(predicted, spec)
     if spec.score_range is None:
-        return as_text(found)
-    return [f"{value:.3f}" for value in found.clip(*spec.score_range)]
+        return as_text(predicted)
+    return [f"{value:.3f}" for value in predicted.clip(*spec.score_range)]
 
 
 def as_text(numbers: np.ndarray) -> list[str]:
@@ -154,14 +154,14 @@ def probabilities(
     return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
 
 
-def confidences(logits_nC: np.ndarray, found: np.ndarray, multi_label: bool) -> np.ndarray:
-    """The probability of each prediction in `found` [n] (see predictions_of); of several labels,
-    that of the one that is least sure to be right.
+def confidences(logits_nC: np.ndarray, predicted: np.ndarray, multi_label: bool) -> np.ndarray:
+    """The probability of each of the predictions [n] (see predictions_of); of several labels, that
+    of the one that is least sure to be right.
     """
     if multi_label:
-        return sureness(logits_nC, found).min(axis=1)
+        return sureness(logits_nC, predicted).min(axis=1)
     shares_nC = torch.from_numpy(logits_nC).softmax(1).numpy()
-    return np.take_along_axis(shares_nC, found[:, None], axis=1)[:, 0]
+    return np.take_along_axis(shares_nC, predicted[:, None], axis=1)[:, 0]
 
 
 def label_probabilities(logits_nC: np.ndarray) -> np.ndarray:

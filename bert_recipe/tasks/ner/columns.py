@@ -127,17 +127,17 @@ Layouts = dict[tuple[str, bool], ColumnLayout]  # by path, and whether tags are 
 
 def find_columns(file: TextFile, tag_at: int | None) -> Columns:
     """What the lines of `file` have in common. tag_at: None without tags."""
-    found = Columns(tag_at)
+    summary = Columns(tag_at)
     for line in itertools.chain(file, [""]):
         line = line.rstrip("\r\n")
         columns = split_line(file, line)
-        if columns[:1] == ["-DOCSTART-"] or (line.startswith("#") and not found.first_column):
+        if columns[:1] == ["-DOCSTART-"] or (line.startswith("#") and not summary.first_column):
             continue
         if line.strip():
-            found.add(line, columns)
+            summary.add(line, columns)
         else:
-            found.end_sentence()
-    return found
+            summary.end_sentence()
+    return summary
 
 
 def find_layouts(

@@ -112,15 +112,15 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and
     seqeval: an entity starts at B or S, and at I or E after another type, O, E or S.
     """
-    found = set()
+    result = set()
     start = 0
     pairs = [("O", ""), *(tag.partition("-")[::2] for tag in tags), ("O", "")]
     for place, ((before, kind_before), (prefix, kind)) in enumerate(pairwise(pairs)):
         is_other_kind = kind != kind_before
         has_ended = before in "ES" or prefix in "BSO" or is_other_kind
         if before != "O" and has_ended:
-            found.add((kind_before, start, place))
+            result.add((kind_before, start, place))
         continues = before not in "OES" and not is_other_kind
         if prefix in "BS" or (prefix != "O" and not continues):
             start = place
-    return found
+    return result

@@ -58,9 +58,9 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     on_this_machine = InProcessExecutor() if workers == 1 else open_pool(workers)
     with (
         interrupted_once(),
-        on_this_machine if scheduler == "local" else open_dask(scheduler) as found,
+        on_this_machine if scheduler == "local" else open_dask(scheduler) as executor,
     ):
-        yield found
+        yield executor
 
 
 @contextmanager
