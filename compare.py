@@ -41,14 +41,14 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("a comparison needs two runs: give their folders")
     first, *others = map(read_model, args.runs)
     for number, other in enumerate(others):
-        found = list(differences_of(first, other))
-        if not found:
+        differences = list(differences_of(first, other))
+        if not differences:
             raise UserError(f"{first.path} has no score that is defined: compare another file")
         parts = [
             f"A: {first.title}\nB: {other.title}",
-            f"{found[0].num_rows:,} rows with the same texts and labels",
-            difference_table(found),
-            "\n".join(map(verdict, found)),
+            f"{differences[0].num_rows:,} rows with the same texts and labels",
+            difference_table(differences),
+            "\n".join(map(verdict, differences)),
             calibration_table({"A": first, "B": other}),
         ]
         print_line(("\n" if number else "") + "\n\n".join(filter(None, parts)))

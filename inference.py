@@ -95,15 +95,15 @@ def heads_of(folder: ModelFolder, config: ModelConfig) -> dict[type[Predictor], 
 
     config = dataclasses.replace(config, tie_word_embeddings=True)
     with torch.device("meta"):  # for their names
-        models = {each: make_model(each.head, config) for each in HEAD_PREDICTORS}
-    found = {
-        each: model.architecture
-        for each, model in models.items()
+        models = {kind: make_model(kind.head, config) for kind in HEAD_PREDICTORS}
+    architectures = {
+        kind: model.architecture
+        for kind, model in models.items()
         if has_head(model, folder.tensors)
     }
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    named = {each: name for each, name in found.items() if name == folder.architecture}
-    return named or found
+    named = {kind: name for kind, name in architectures.items() if name == folder.architecture}
+    return named or architectures
 
 
 def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) -> type[Predictor]:

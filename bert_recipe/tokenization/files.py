@@ -238,19 +238,19 @@ class TokenizerFile:
         """
         in_config = {name: value for name, value in self.settings.items() if value is not None}
         named = self.special_tokens_map | in_config | added
-        found: dict[str, str] = {}
+        by_role: dict[str, str] = {}
         for name, usual in USUAL_TOKENS.items():
             for token in (content_of(named.get(name)), *usual):
                 if isinstance(token, str) and token in vocab:
-                    found[name] = token
+                    by_role[name] = token
                     break
-        if missing := [name for name in USUAL_TOKENS if name not in found]:
+        if missing := [name for name in USUAL_TOKENS if name not in by_role]:
             raise UserError(
                 f"{self.path} has no {', '.join(missing)}, which BERT needs: train a tokenizer "
                 "with data/prepare.py vocabulary, or add the tokens and name them in "
                 f"{TOKENIZER_CONFIG} beside it"
             )
-        return found
+        return by_role
 
 
 def list_casing(
@@ -353,9 +353,10 @@ def check_bert_settings(folder: Path, settings: JsonObject) -> None:
     if settings["tokenizer_class"] not in TOKENIZER_CLASSES:
         expected["tokenizer_class"] = TOKENIZER_CLASSES[0]
     for key, value in expected.items():
-        if (found := content_of(settings[key])) not in (None, value):
+        stored = content_of(settings[key])
+        if stored not in (None, value):
             raise UserError(
-                f"{folder}/{TOKENIZER_CONFIG}: {key} is {found!r}, and {VOCAB_FILE} works only "
+                f"{folder}/{TOKENIZER_CONFIG}: {key} is {stored!r}, and {VOCAB_FILE} works only "
                 f"with {value!r}: save the tokenizer with transformers as {TOKENIZER_JSON}, or use "
                 "another model"
             )

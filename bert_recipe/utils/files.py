@@ -113,8 +113,8 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """What has one of `suffixes` in `folder` and below it, sorted, but for folders and what cannot
     be listed.
     """
-    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if path.suffix in suffixes)
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.suffix in suffixes)
 
 
 def last_change(path: Path) -> int:

@@ -75,12 +75,12 @@ def object_of(kind: Any) -> GenericAlias:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """The object of `pairs`, for json.loads. Raises ValueError if a key is given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} is given twice")
-    return found
+    return value
 
 
 def from_json(kind: Any, value: Any, where: str) -> Any:
@@ -102,19 +102,19 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         if isinstance(kind, dict):
             return value | values_from_json(kind, value, where)
         if origin is dict:
-            _, each = get_args(kind)
-            return values_from_json(dict.fromkeys(value, each), value, where)
+            _, value_kind = get_args(kind)
+            return values_from_json(dict.fromkeys(value, value_kind), value, where)
     if isinstance(value, list) and origin is list:
-        (each,) = get_args(kind)
-        return [from_json(each, item, f"{where}[{index}]") for index, item in enumerate(value)]
+        (item_kind,) = get_args(kind)
+        return [from_json(item_kind, item, f"{where}[{index}]") for index, item in enumerate(value)]
     raise wrong_kind(kind, value, where)
 
 
 def union_member(kind: UnionType, value: Any, where: str) -> Any:
     """`value` as the first type of the union that it has."""
-    for each in get_args(kind):
+    for member_kind in get_args(kind):
         try:
-            return from_json(each, value, where)
+            return from_json(member_kind, value, where)
         except UserError:
             continue
     raise wrong_kind(kind, value, where)
@@ -122,7 +122,7 @@ def union_member(kind: UnionType, value: Any, where: str) -> Any:
 
 def values_from_json(types: JsonObject, value: JsonObject, where: str) -> JsonObject:
     return {
-        name: from_json(each, value.get(name), f"{where}: {name}") for name, each in types.items()
+        name: from_json(kind, value.get(name), f"{where}: {name}") for name, kind in types.items()
     }
 
 
@@ -139,7 +139,7 @@ def dataclass_from_json(kind: Any, value: JsonObject, where: str) -> Any:
 
 def wrong_kind(kind: Any, value: Any, where: str) -> UserError:
     kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
-    expected = " or ".join(kind_name(each) for each in kinds)
+    expected = " or ".join(map(kind_name, kinds))
     shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
     return UserError(
         f"{where} is {shown}, expected {expected}: correct the file, or fetch it again"
