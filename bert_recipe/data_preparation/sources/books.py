@@ -123,5 +123,7 @@ def clean_paragraph(block: str) -> str:
     text = "\n".join(line.strip() for line in EDITORIAL.sub("", block).split("\n")).strip()
     if not is_prose(text):
         return ""
+    text = JOINING_BREAK.sub("", text)
     # These books write _italics_; a longer run of underscores is an omitted name.
-    return " ".join(re.sub(r"_{2,}", "—", JOINING_BREAK.sub("", text)).replace("_", "").split())
+    text = re.sub(r"_{2,}", "—", text).replace("_", "")
+    return " ".join(text.split())

@@ -31,15 +31,15 @@ DROPPED_ELEMENTS = words(
 )
 # HTML tables and definitions are converted to wikitext.
 WIKITEXT_OF = {
-    **{
-        "table": "\n{|\n",
-        "/table": "\n|}\n",
-        "caption": "\n|+ ",
-        "tr": "\n|-\n",
-        "td": "\n| ",
-        "th": "\n| ",
-    },
-    **{"dt": "\n;", "dd": "\n:", "/dl": "\n"},
+    "table": "\n{|\n",
+    "/table": "\n|}\n",
+    "caption": "\n|+ ",
+    "tr": "\n|-\n",
+    "td": "\n| ",
+    "th": "\n| ",
+    "dt": "\n;",
+    "dd": "\n:",
+    "/dl": "\n",
 }
 BLOCK_ELEMENTS = words("blockquote br center div hr p poem")
 INLINE_ELEMENTS = words(
@@ -87,12 +87,13 @@ def prose_of(
     text = without_brackets(without_tags(wikitext), hidden)
     if "-{" in text:
         text = LANGUAGE_VARIANTS.sub(first_variant, text)
-    paragraphs = ((clean(raw), is_doubtful) for raw, is_doubtful in prose_lines(text))
-    return [
-        text
-        for text, is_doubtful in paragraphs
-        if (is_passage(text) if is_doubtful else is_prose(text))
-    ]
+    paragraphs = []
+    for raw, is_in_references in prose_lines(text):
+        paragraph = clean(raw)
+        is_wanted = is_passage if is_in_references else is_prose
+        if is_wanted(paragraph):
+            paragraphs.append(paragraph)
+    return paragraphs
 
 
 def without_tags(text: str) -> str:
@@ -198,7 +199,8 @@ class OpenBrackets:
         elif bracket.endswith("{|"):
             self.open("{|")
         elif self.open_count["{|"]:
-            self.show(table_text(self.close("{|")[0]))
+            table, *_ = self.close("{|")
+            self.show(table_text(table))
 
     def read_bar(self) -> None:
         if self.stack[-1].kind in ("{{", "[["):
@@ -284,7 +286,7 @@ def table_text(table: str) -> str:
         if not bar or "\n" in attributes:
             content = cell
         passages += [raw for raw, _ in prose_lines(content) if is_passage(clean(raw))]
-    return "\n\n" + "\n\n".join(passages) + "\n\n" if passages else ""
+    return "\n\n".join(["", *passages, ""]) if passages else ""
 
 
 # -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the
@@ -458,6 +460,5 @@ def is_passage(paragraph: str) -> bool:
     if len(paragraph.encode()) < MIN_PASSAGE or not SENTENCE_END.search(paragraph):
         return False
     tokens = paragraph.split()
-    return sum(
-        not (token[0].isupper() or token[0].isdigit()) for token in tokens
-    ) >= MIN_LOWER_CASE * len(tokens)
+    others = [token for token in tokens if token[0].isupper() or token[0].isdigit()]
+    return len(tokens) - len(others) >= MIN_LOWER_CASE * len(tokens)

@@ -32,8 +32,13 @@ WORDS = words(
     "sup inf det dim ker gcd mod"
 )
 COMBINING = {
-    **{"bar": "\u0304", "overline": "\u0304", "hat": "\u0302", "widehat": "\u0302"},
-    **{"vec": "\u20d7", "tilde": "\u0303", "dot": "\u0307"},
+    "bar": "\u0304",
+    "overline": "\u0304",
+    "hat": "\u0302",
+    "widehat": "\u0302",
+    "vec": "\u20d7",
+    "tilde": "\u0303",
+    "dot": "\u0307",
 }
 
 ACCENT = re.compile(rf"\\({'|'.join(COMBINING)})\b\s*(?:\{{(\\?\w+)\}}|(\\[A-Za-z]+|\w))")
@@ -53,7 +58,8 @@ def short_formula(formula: str) -> str:
     text = LOOK.sub("", formula)
     text = DEGREES.sub("°", text)
     text = ACCENT.sub(lambda accent: (accent[2] or accent[3]) + COMBINING[accent[1]], text)
-    text = SCRIPT.sub(r"\1\2", EXPONENT.sub(r"^(\1)", text))
+    text = EXPONENT.sub(r"^(\1)", text)
+    text = SCRIPT.sub(r"\1\2", text)
     text = ROOT.sub(lambda root: "√" + one_term(root[1]), text)
     text = FRACTION.sub(
         lambda f: one_term(f[1] or f[3] or "") + "/" + one_term(f[2] or f[4] or ""), text

@@ -22,7 +22,10 @@ MEASURE = re.compile(r"[-−–+]?[\d.,/+e]+")
 RANGE_WORDS = {
     **dict.fromkeys(["-", "–", "(-)", "to(-)"], "–"),
     **{word: f" {word} " for word in ("to", "and", "or", "by", "x", "±")},
-    **{"*": " x ", "×": " x ", "xx": " x ", "+/-": " ± ", "+": " + ", ",": ", "},
+    **dict.fromkeys(["*", "×", "xx"], " x "),
+    "+/-": " ± ",
+    "+": " + ",
+    ",": ", ",
 }
 
 
@@ -50,6 +53,7 @@ def template_text(arguments: Sequence[str]) -> str:
         return ""
     if not isinstance(show, str):
         return show(values)
+    # "" is {1} of a template with one value.
     return show.format(*values, "", last=values[-1], pair="–".join(values[:2]))
 
 
@@ -67,7 +71,8 @@ def century(values: list[str]) -> str:
 def fraction(values: list[str]) -> str:
     if len(values) == 1:
         return f"1/{values[0]}"
-    return (f"{values[0]} " if len(values) == 3 else "") + "/".join(values[-2:])
+    whole = f"{values[0]} " if len(values) == 3 else ""
+    return whole + "/".join(values[-2:])
 
 
 def date(values: list[str]) -> str:
@@ -135,7 +140,9 @@ SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
         lambda values: f"{century(values)} av. J.-C.": "-s, -s-",
         lambda values: values[min(1, len(values) - 1)]: "нп, нп2, нп3, нп4, нп5, не переведено, iw",
         lambda values: "-".join(values[:2]): "nuclide, nuclide2, simplenuclide, simplenuclide2",
-        **{"{pair} million years ago": "mya", "r. {pair}": "reign", "fl. {pair}": "floruit, fl."},
+        "{pair} million years ago": "mya",
+        "r. {pair}": "reign",
+        "fl. {pair}": "floruit, fl.",
         lambda values: " ".join(values[:2]): "ship",
     }
 )
