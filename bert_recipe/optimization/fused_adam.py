@@ -75,21 +75,21 @@ class FusedAdam(torch.optim.Optimizer):
         """The step count for the kernel's bias correction; beta^inf is 0, which turns the
         correction off.
         """
-        return (
-            state["step"]
-            if group.get("bias_correction", True)
-            else torch.full_like(state["step"], torch.inf)
-        )
+        if group.get("bias_correction", True):
+            return state["step"]
+        return torch.full_like(state["step"], torch.inf)
 
     def _kernel_options(
         self, group: ParameterGroup, lr: float | Tensor, weight_decay: float
     ) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
-        options = {
+        return {
             "lr": lr,
             "beta1": beta1,
             "beta2": beta2,
             "eps": group["eps"],
             "weight_decay": weight_decay,
+            "grad_scale": self.grad_scale,
+            "amsgrad": False,
+            "maximize": False,
         }
-        return options | {"grad_scale": self.grad_scale, "amsgrad": False, "maximize": False}

@@ -12,8 +12,9 @@ from bert_recipe.reporting.records import Point, RunPhase, numbers
 from bert_recipe.utils.json_files import JsonObject
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
-# Per line; per chart; resumes, skips and evaluations per line.
-MAX_POINTS, MAX_HOVERS, MAX_MARKS = (160, 60, 60)
+MAX_POINTS = 160  # of a line
+MAX_HOVERS = 60  # of a chart
+MAX_MARKS = 60  # of a line: evaluations, resumes and skips
 MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
 # Of logarithmic axes, if values range this widely.
@@ -214,8 +215,9 @@ def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def is_noisy(y: np.ndarray) -> bool:
     """Whether a line is long and often changes its direction."""
-    changes = np.sign(np.diff(y[np.isfinite(y)]))
-    return len(changes) >= MIN_SMOOTHED and float((changes[1:] * changes[:-1] < 0).mean()) > 0.3
+    signs = np.sign(np.diff(y[np.isfinite(y)]))
+    has_turned = signs[1:] * signs[:-1] < 0
+    return len(signs) >= MIN_SMOOTHED and float(has_turned.mean()) > 0.3
 
 
 def smooth(y: np.ndarray) -> np.ndarray:

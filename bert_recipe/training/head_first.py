@@ -17,7 +17,9 @@ from bert_recipe.training.callbacks import Callback, Update
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.stop_signal import StopSignal
 
-WINDOW, LEAST_FALL, LARGEST_SHARE = 50, 0.01, 0.2
+WINDOW = 50  # updates
+LEAST_FALL = 0.01  # of the mean loss from one window to the next, as a share
+LARGEST_SHARE = 0.2  # of the run's updates
 RATE_FACTOR = 10.0  # of the peak learning rate
 
 

@@ -26,10 +26,14 @@ def muon_elements(
         rows, columns = model.get_parameter(name).shape
         sizes.setdefault((rows // count, columns), []).append(rows * columns)
     limit = batch_elements(not multi_tensor)
+    # The largest batch of each shape: up to the limit, or one parameter.
     batches = [min(sum(same), max(limit, *same)) for same in sizes.values()]
-    total = sum(sum(same) for same in sizes.values())
+    copies = 4 * max(batches, default=0)
     ranks = shard_degree if shard_degree > 1 else world_size
-    return 4 * max(batches, default=0) + (2 * total / ranks if ranks > 1 else 0)
+    if ranks == 1:
+        return copies
+    total = sum(sum(same) for same in sizes.values())
+    return copies + 2 * total / ranks
 
 
 UPDATE_ELEMENTS = {"Lamb": lamb_elements, "Muon": muon_elements, "NorMuon": muon_elements}

@@ -120,8 +120,9 @@ def one_line(text: str) -> str:
 
 def listed(values: Sequence[object], maximum: int = 10) -> str:
     """The first values, and how many more there are: "3, 7, 9 and 12 more"."""
+    shown = ", ".join(map(str, values[:maximum]))
     more = len(values) - maximum
-    return ", ".join(map(str, values[:maximum])) + (f" and {more} more" if more > 0 else "")
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def error_line(error: str) -> str:
@@ -129,11 +130,9 @@ def error_line(error: str) -> str:
     has the advice.
     """
     line = one_line(error)
-    return (
-        line
-        if len(line) <= MAX_ERROR
-        else f"{line[: MAX_ERROR // 2]} ... {line[-MAX_ERROR // 2 :]}"
-    )
+    if len(line) <= MAX_ERROR:
+        return line
+    return f"{line[: MAX_ERROR // 2]} ... {line[-MAX_ERROR // 2 :]}"
 
 
 def reader_is_closed() -> bool:

@@ -222,9 +222,9 @@ def stale_reason(folder: Path, options: JsonObject, inputs: Sequence[str]) -> st
         if old != new:
             change = f"{name} was {old}, is {new}"
             return change if len(change) <= MAX_REASON else f"{name} has changed"
-    if {entry["path"] for entry in content["inputs"]} != {
-        relative_path(path, folder) for path in inputs
-    }:
+    old_paths = {entry["path"] for entry in content["inputs"]}
+    new_paths = {relative_path(path, folder) for path in inputs}
+    if old_paths != new_paths:
         return "the list of input files has changed"
     made = (folder / MANIFEST).stat().st_mtime_ns
     for entry in content["inputs"] + content["outputs"]:
