@@ -114,13 +114,20 @@ class ModelFolder:
         return read_settings(self.path)
 
     @cached_property
-    def has_tokenizer(self) -> bool:
-        return find_tokenizer(self.path) is not None
+    def _tokenizer(self) -> Tokenizer | None:
+        file = find_tokenizer(self.path)
+        return None if file is None else load_tokenizer(file)
 
-    @cached_property
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises UserError without one."""
-        return load_tokenizer(self.path)
+        if self._tokenizer is None:
+            raise UserError(f"{self} has no tokenizer: copy it there")
+        return self._tokenizer
 
     @cached_property
     def tensors(self) -> "dict[str, LazyTensor]":
