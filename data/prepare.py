@@ -162,12 +162,14 @@ examples:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="STAGE", help="see above"
+    )
 
     def command(
         name: str, description: str, *flags: Flag, **positional: dict[str, Any]
     ) -> ArgumentParser:
-        sub = commands.add_parser(name, help=description.splitlines()[0], description=description)
+        sub = commands.add_parser(name, description=description)
         for argument, options in positional.items():
             sub.add_argument(argument, **options)
         sub.add_flags("flags", flags)
