@@ -266,14 +266,10 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             scores = entity_scores(self.entities(dataset, expected), predicted_entities)
             scores = {"per_class": scores["per_class"]}
         else:
-            wanted = [sentence.entities for sentence in dataset.sentences]
-            scores = entity_scores(wanted, predicted_entities)
-            predicted = [
-                tags_of(sentence_entities, bounds)
-                for sentence_entities, bounds in zip(
-                    predicted_entities, dataset.bounds, strict=True
-                )
-            ]
+            true_entities = [sentence.entities for sentence in dataset.sentences]
+            scores = entity_scores(true_entities, predicted_entities)
+            # Of any tags, those that mark the entities that they were read as.
+            predicted = list(map(tags_of, predicted_entities, dataset.bounds))
         scores = {"accuracy": accuracy(expected, predicted)} | scores
         if folder is None:
             return scores

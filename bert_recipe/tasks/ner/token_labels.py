@@ -184,13 +184,15 @@ def units_of(
 ) -> Iterator[TokenUnits]:
     words = [word for sentence in sentences for word in spaced_words(sentence.words)]
     texts = [sentence.text for sentence in sentences if sentence.text is not None]
-    word_ids = iter(encode(tokenizer, words, "words")[0])
-    encoded = zip(*encode(tokenizer, texts, "texts"), strict=True)
+    ids_of_words, _ = encode(tokenizer, words, "words")
+    remaining_words = iter(ids_of_words)
+    remaining_texts = zip(*encode(tokenizer, texts, "texts"), strict=True)
     for sentence in sentences:
         if sentence.text is None:
-            yield word_units([next(word_ids) for _ in sentence.words])
+            yield word_units([next(remaining_words) for _ in sentence.words])
         else:
-            yield text_units(sentence.text, *next(encoded), label_all_tokens)
+            ids, spans = next(remaining_texts)
+            yield text_units(sentence.text, ids, spans, label_all_tokens)
 
 
 def windows(length: int, cuts: Sequence[int], room: int) -> Iterator[tuple[int, int]]:

@@ -35,9 +35,8 @@ def f1(prediction: str, answer: str, empty_equals_empty: bool) -> float:
     predicted_words, answer_words = normalized(prediction).split(), normalized(answer).split()
     if empty_equals_empty and not (predicted_words and answer_words):
         return float(predicted_words == answer_words)
-    common = sum(
-        (collections.Counter(predicted_words) & collections.Counter(answer_words)).values()
-    )
+    common_words = collections.Counter(predicted_words) & collections.Counter(answer_words)
+    common = common_words.total()
     if common == 0:
         return 0.0
     precision, recall = common / len(predicted_words), common / len(answer_words)

@@ -361,9 +361,10 @@ def decode(
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []
         nulls: list[Candidate] = []
-        for feature in range(*dataset.feature_bounds[index : index + 2]):
-            logits_S2 = logits_T2[slice(*dataset.token_bounds[feature : feature + 2])]
-            start_logits, end_logits = logits_S2.T
+        first, stop = dataset.feature_bounds[index : index + 2].tolist()
+        for feature in range(first, stop):
+            first_token, stop_token = dataset.token_bounds[feature : feature + 2]
+            start_logits, end_logits = logits_T2[first_token:stop_token].T
             nulls.append(Candidate("", float(start_logits[0]), float(end_logits[0])))
             spans.append(feature_spans(dataset, feature, start_logits, end_logits, options))
         candidates = distinct_texts(dataset, np.concatenate(spans, axis=1), options.n_best_size)
