@@ -181,6 +181,8 @@ def prepare_compilation(
     torch._dynamo.config.specialize_float = True
     # Otherwise an error in the backward pass's graph comes with the backward pass.
     torch._functorch.config.force_non_lazy_backward_lowering = True
+    if torch.__version__ < "2.13":  # compares versions
+        unmark_inputs()
     use_one_program_as_compiler()
     if device.type != "cpu":
         keep_compiled_kernels()
@@ -192,6 +194,24 @@ def prepare_compilation(
         if what == "layers":
             compile_layers(model, device, fallback)
         model.is_compiled = True
+
+
+def unmark_inputs() -> None:
+    """Where a checkpointed layer has dropout, torch before 2.13 marks the number of tokens, an
+    input of the layer's graph, as recomputed, and then fails to compile (pytorch issue 178374).
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass  # takes seconds
+
+    class UnmarkInputs(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for node in graph.find_nodes(op="placeholder"):
+                node.meta.pop("recompute", None)
+                node.meta.pop("ac_graph_id", None)
+
+        def uuid(self) -> str:  # in the keys of the kept kernels
+            return "unmark inputs"
+
+    torch._inductor.config.joint_custom_post_pass = UnmarkInputs()
 
 
 def compile_layers(
