@@ -36,6 +36,7 @@ from bert_recipe.checkpoint.rows import (
 from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import model_files
+from bert_recipe.utils.collectives import all_reduce
 from bert_recipe.utils.device import pin_memory
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import THREAD_SIGNS, PeerError, UserError
@@ -287,7 +288,7 @@ class CheckpointWriter:
         digests_32: of this writer's blocks.
         """
         if self.group is not None:
-            dist.all_reduce(digests_32, group=self.group)
+            all_reduce(digests_32, self.group)
         if not self.distributed.is_main:
             return
         digests = [bytes(row.tolist()).hex() for row in digests_32]
@@ -307,7 +308,7 @@ class CheckpointWriter:
         if self.group is None:
             return flag
         tensor = torch.tensor(int(flag))
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        all_reduce(tensor, self.group, dist.ReduceOp.MAX)
         return bool(tensor)
 
 

@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bert_recipe.utils.collectives import all_gather
+
 # Elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call.
 CHUNK = 2**19
 
@@ -50,5 +52,5 @@ def sum_over_shards(values: Tensor, group: "dist.ProcessGroup") -> Tensor:
     weights, that differ in the last bit.
     """
     parts = [torch.empty_like(values) for _ in range(group.size())]
-    dist.all_gather(parts, values, group=group)
+    all_gather(parts, values, group)
     return torch.stack(parts).sum(dim=0)

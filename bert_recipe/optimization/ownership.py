@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from bert_recipe.utils import collectives
+
 
 class OwnedMatrix(Protocol):
     """p: this rank's rows of a parameter; all of them unless parameters are sharded. rows: number
@@ -104,22 +106,22 @@ class Owners:
             whole = rows.new_empty(self.num_ranks * size, rows.shape[1])
         parts = None if whole is None else list(whole.split(size))
         padded = F.pad(rows, (0, 0, 0, size - len(rows)))
-        dist.gather(padded, parts, group=self.shard_group, group_dst=owner)
+        collectives.gather(padded, parts, self.shard_group, owner)
         return None if whole is None else whole[:num_rows]
 
     def scatter(self, whole: Tensor | None, matrix: OwnedMatrix, owner: int) -> Tensor:
         """This rank's rows of the owner's `whole` matrix."""
         if self.shard_group is None:
-            whole = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
-            dist.broadcast(whole, group=self.group, group_src=owner)
-            return whole
+            rows = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
+            collectives.broadcast(rows, self.group, owner)
+            return rows
         size = -(-matrix.rows // self.num_ranks)
         rows = matrix.p.new_empty(size, matrix.p.shape[1])
         parts = None
         if whole is not None:
             padded = F.pad(whole, (0, 0, 0, self.num_ranks * size - len(whole)))
             parts = list(padded.split(size))
-        dist.scatter(rows, parts, group=self.shard_group, group_src=owner)
+        collectives.scatter(rows, parts, self.shard_group, owner)
         return rows[: len(matrix.p)]
 
 

@@ -14,6 +14,7 @@ from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import MasterWeights, Precision
 from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.utils.collectives import start_all_reduce
 
 
 class Replicated(ParallelModel):
@@ -78,7 +79,7 @@ class ReplicatedModel(Replicated):
 
 def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook that sums gradients instead of averaging them."""
-    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    future = start_all_reduce(bucket.buffer()).get_future()
     return future.then(lambda reduced: reduced.value()[0])
 
 
@@ -134,7 +135,7 @@ class ReplicatedMasters(Replicated):
         for number in range(len(self.works), len(self.buckets)):
             if not is_ready(number):
                 return
-            self.works.append(dist.all_reduce(self.buckets[number], async_op=True))
+            self.works.append(start_all_reduce(self.buckets[number]))
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         if not self.buckets:

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bert_recipe.config import PredictionConfig
@@ -31,6 +30,7 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import FineTuningTask, SeparableTask, TaskData
 from bert_recipe.tasks.text_sequences import SequenceDataset
+from bert_recipe.utils.collectives import all_reduce
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import progress_bar
 
@@ -195,7 +195,7 @@ def predict(
             bar.update()
     if distributed.world_size > 1:
         # Rows of other ranks are zero.
-        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)
+        all_reduce(torch.from_numpy(logits), distributed.cpu_group)
     check_finite(logits)
     return logits, inference_speed([*map(len, batches)], times.seconds, config, runtime)
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
+from bert_recipe.utils import collectives
 from bert_recipe.utils.errors import PeerError, RankFailure, UserError, report_error, restart_code
 from bert_recipe.utils.rank_environment import RankEnvironment, read_environment
 from bert_recipe.utils.rendezvous import join, no_stderr
@@ -52,7 +53,7 @@ class DistributedContext(RankEnvironment):
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
         with translate_peer_failure():
-            dist.all_reduce(tensor, group=self.cpu_group)
+            collectives.all_reduce(tensor, self.cpu_group)
         return tensor.tolist()
 
     def gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -66,7 +67,7 @@ class DistributedContext(RankEnvironment):
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
         with translate_peer_failure():
-            dist.all_gather(parts, padded, group=self.cpu_group if rows.is_cpu else None)
+            collectives.all_gather(parts, padded, self.cpu_group if rows.is_cpu else None)
         all_rows = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
         return all_rows, sum(counts[: self.rank])
 
@@ -92,10 +93,10 @@ class DistributedContext(RankEnvironment):
         encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor([len(encoded)])
         with translate_peer_failure():
-            dist.broadcast(size, src=0, group=self.cpu_group)
+            collectives.broadcast(size, self.cpu_group, 0)
             if not self.is_main:
                 encoded = torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(encoded, src=0, group=self.cpu_group)
+            collectives.broadcast(encoded, self.cpu_group, 0)
         return json.loads(bytes(encoded.tolist()))
 
     def on_main(self, function: Callable[[], Result]) -> Result:

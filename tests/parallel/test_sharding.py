@@ -4,6 +4,7 @@ whole tensors.
 
 import re
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 from bert_recipe.model.encoders.modules import Linear
 from bert_recipe.optimization.lamb import Lamb
-from bert_recipe.optimization.muon import NorMuon, muon_groups
+from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
 from bert_recipe.optimization.norms import sum_over_shards, total_norm
 from bert_recipe.optimization.ownership import divide
 from bert_recipe.optimization.protocol import apply_step, gradients, parameter_groups
 from bert_recipe.parallel.fsdp import fill_shards, make_mesh, shard_model
+from bert_recipe.utils import collectives
 from bert_recipe.utils.errors import UserError
 
 STEPS = 20
@@ -121,6 +123,75 @@ def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(
         shard_degree,
         replicate_degree,
     ).check()
+
+
+# Rows and columns of one matrix: tall, square, wide; rows that two ranks divide evenly and not.
+MATRIX_SHAPES = ((12, 4), (13, 4), (8, 8), (7, 7), (4, 12), (5, 12))
+
+
+def stacks_of_matrices(shape: tuple[int, int], stacked: int, count: int) -> nn.Module:
+    """A model of `count` weights, each of `stacked` matrices of one shape."""
+    rows, columns = shape
+    generator = torch.Generator().manual_seed(7)
+    layers = nn.ModuleList(
+        Linear(columns, stacked * rows, bias=False, stacked=stacked) for _ in range(count)
+    )
+    for layer in layers:
+        layer.weight.data = torch.randn(layer.weight.shape, generator=generator)
+    model = nn.Module()
+    model.layers = model.hidden_modules = layers
+    return model
+
+
+def compare_matrices(optimizer_name: str) -> None:
+    """Updates of matrices of each shape on shards, and divided among copies, against whole ones in
+    one process. A rank owns one, two or three of them.
+    """
+    dist.init_process_group("gloo")
+    make = {"Muon": Muon, "NorMuon": NorMuon}[optimizer_name]
+    world = dist.group.WORLD
+    for shape, stacked, per_rank in product(MATRIX_SHAPES, (1, 2), (1, 2, 3)):
+        model = stacks_of_matrices(shape, stacked, per_rank * world.size())
+        initial = {name: p.detach() for name, p in model.named_parameters()}
+        results = []
+        for shard_group, replica_group in ((None, None), (world, None), (None, world)):
+            degree, shard_rank = (1, 0) if shard_group is None else (world.size(), rank())
+            named = {
+                name: nn.Parameter(own_rows(value, degree, shard_rank).clone())
+                for name, value in initial.items()
+            }
+            groups = muon_groups(model, 0.01, named)
+            optimizer = make(groups, 0.1, shard_group=shard_group, replica_group=replica_group)
+            for step in range(3):
+                generator = torch.Generator().manual_seed(step)
+                for name, p in named.items():
+                    gradient = torch.randn(initial[name].shape, generator=generator)
+                    p.grad = own_rows(gradient, degree, shard_rank).clone()
+                apply_step(optimizer, torch.ones(()), torch.zeros(()))
+            results.append({name: p.detach() for name, p in named.items()})
+        whole, shards, copies = results
+        for name, expected in whole.items():
+            case = f"{optimizer_name} {shape} x {stacked}, {per_rank} a rank"
+            moved = (expected - initial[name]).abs().max()
+            assert moved > 1e-2, (case, "did not move")
+            torch.testing.assert_close(copies[name], expected, rtol=1e-5, atol=1e-6, msg=case)
+            expected = own_rows(expected, world.size(), rank())
+            torch.testing.assert_close(shards[name], expected, rtol=1e-5, atol=1e-6, msg=case)
+
+
+@pytest.mark.parametrize("name", ["Muon", "NorMuon"])
+def test_matrices_of_every_shape_are_updated_on_shards_as_whole_ones(tmp_path, name):
+    run_ranks(2, tmp_path, compare_matrices, name).check()
+
+
+def write_to_a_transposed_tensor() -> None:
+    dist.init_process_group("gloo")
+    collectives.scatter(torch.empty(3, 2).mT, None, None, 0)
+
+
+def test_a_collective_that_would_fill_a_tensor_in_another_order_is_an_error(tmp_path):
+    results = run_ranks(1, tmp_path, write_to_a_transposed_tensor)
+    assert "writes to contiguous tensors only" in results.errors[0]
 
 
 def compare_replicas() -> None:

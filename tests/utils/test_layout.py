@@ -1,10 +1,12 @@
 """The structure of the source: what lies at the top, and imports that go one way."""
 
 import ast
+import re
 import subprocess
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import torch.distributed as dist
 from conftest import ROOT
 
 PACKAGE = "bert_recipe"
@@ -138,3 +140,23 @@ def test_nothing_imports_the_experiments():
         if not name.startswith(room) and any(other.startswith(room) for other in others)
     ]
     assert importers == []
+
+
+def test_tensors_pass_through_the_collectives_that_check_their_memory():
+    """torch.distributed's own send the raw memory of a tensor, whatever its strides are."""
+    raw = {
+        name
+        for name in dir(dist)
+        if re.match("(all_|reduce|gather|scatter|broadcast|i?send|i?recv|batch_isend)", name)
+        and not name.endswith("object_list")
+    }
+    assert {"all_reduce", "scatter", "send"} <= raw
+    calls = []
+    for path in source_files():
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in raw:
+                owner = ast.unparse(node.value)
+                if owner in ("dist", "distributed_c10d", "torch.distributed"):
+                    calls.append(f"{path}: {owner}.{node.attr}")
+    assert [call for call in calls if not call.startswith(f"{PACKAGE}/utils/collectives.py")] == []
