@@ -87,7 +87,7 @@ class FormatOptions:
         "--skip-bad",
         bool,
         False,
-        "leave out bad documents, count them and list them in skipped.log",
+        "leave out bad documents, in .txt bad lines, count them and list them in skipped.log",
     )
     empty_line: str | None = option(
         "--empty-line",

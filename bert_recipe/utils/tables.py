@@ -213,12 +213,17 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
             yield file.number, cells
         return
     csv.field_size_limit(MAX_LINE)
-    reader = csv.reader(without_separator_line(file), strict=True, delimiter=file.delimiter or ",")
+    problems: list[tuple[str, str]] = []  # of the lines of the row
+    lines = without_separator_line(file, problems)
+    reader = csv.reader(lines, strict=True, delimiter=file.delimiter or ",")
     start = 1  # the first line of the row
     while True:
+        problems.clear()
         try:
             cells = next(reader)
-            if cells:
+            if problems:
+                file.on_bad(*problems[0])
+            elif cells:
                 yield start, cells
         except StopIteration:
             return
@@ -233,9 +238,13 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
         start = file.number + 1
 
 
-def without_separator_line(file: TextFile) -> Iterator[str]:
-    """The lines of CSV, without a first one that only declares the delimiter."""
-    for line in file:
+def without_separator_line(file: TextFile, problems: list[tuple[str, str]]) -> Iterator[str]:
+    """The lines of CSV, without a first one that only declares the delimiter; also bad ones, whose
+    quotation marks tell where the row ends. problems: gets where bad lines are, and why.
+    """
+    for line, why in file.checked_lines():
+        if why is not None:
+            problems.append((file.where(), why))
         is_first = file.number == 1 and file.first == 0
         if not (is_first and SEPARATOR_LINE.fullmatch(line)):
             yield line
@@ -281,11 +290,19 @@ def read_json_list(
     """The objects in the list of a .json file, numbered from 1, those of the list `data` of a
     single object, as `datasets` and pandas have it, or those of JSON lines.
     """
-    text = "".join(file)
+    lines, problems = [], []
+    for line, problem in file.checked_lines():
+        lines.append(line)
+        if problem is not None:
+            problems.append((file.where(), problem))
+    text = "".join(lines)
     is_list = text.lstrip().startswith("[")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
+        if is_list and problems:
+            file.on_bad(file.path, "{}: {}".format(*problems[0]))
+            return
         if is_list:
             file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
             return
@@ -311,7 +328,10 @@ def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:
         if "\0" in text:
             return "NUL characters in the text: convert or remove it"
         if LONE_SURROGATE.search(text):
-            return "half of a surrogate pair in the text, which is not valid Unicode: remove it"
+            return (
+                "half of a surrogate pair, or bytes that are not UTF-8, in the text: correct it, "
+                "or convert the file with iconv"
+            )
     return None
 
 

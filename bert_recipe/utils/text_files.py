@@ -10,19 +10,25 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.files import refuse_pointer
+from bert_recipe.utils.progress import print_once
 
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
 MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".json", ".txt", ".xml")
-SPLITS = re.compile("train|test|valid|val|dev|eval")  # in the names of files
+SPLIT_WORDS = {  # in the names of files
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "development": ("dev", "development", "eval", "evaluation", "val", "valid", "validation"),
+}
+WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a file's name, also reviewsTest or test2
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 OTHER_MARKS = [
     (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
@@ -140,6 +146,16 @@ class TextFile:
         return f"{self.path}:{self.lines_before() + number}"
 
     def __iter__(self) -> Iterator[str]:
+        for line, why in self.checked_lines():
+            if why is None:
+                yield line
+            else:
+                self.on_bad(self.where(), why)
+
+    def checked_lines(self) -> Iterator[tuple[str, str | None]]:
+        """All lines, each with what is wrong with it, or None: for readers whose records may have
+        several lines. A byte that is not UTF-8 is half of a surrogate pair.
+        """
         try:
             file, size = self.open_lines()
             with file:
@@ -154,12 +170,9 @@ class TextFile:
                         self.on_bad(self.path, f"{marks[0]}, not UTF-8: {advice}")
                         return
                     line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
-                    if why is None:
-                        yield line
-                        continue
-                    if self.has_flags and "iconv" in why:
+                    if why is not None and self.has_flags and "iconv" in why:
                         why += ", or give --encoding"
-                    self.on_bad(self.where(), why)
+                    yield line, why
         except UnicodeError as error:
             self.on_bad(
                 f"{self.path}, after line {self.number}",
@@ -183,31 +196,54 @@ class TextFile:
 
 def table_parts(path: Path) -> list[Path]:
     """The files of one table: those in a folder, those whose names match `path` if that has a `*`,
-    or `path` alone. Raises UserError if there are none, or if a folder has several splits.
+    or `path` alone. Raises UserError if there are none, or if they are not one split.
     """
     if path.is_dir():
         names = sorted(part for part in path.iterdir() if not part.name.startswith((".", "_")))
         parts = [part for part in names if kind_of(part.name)[0] in (*TABLES, ".json")]
-        splits = sorted({word for part in parts for word in SPLITS.findall(part.name.lower())})
         if not parts:
             raise UserError(f"{path} is a folder without {', '.join(TABLES)}: check the path")
-        if len(splits) > 1:
-            raise UserError(
-                f"{path} has files of {', '.join(splits)}: name those of one split, such as "
-                f"'{path}/{splits[0]}*'"
-            )
     elif "*" in path.name and not path.exists():
         parts = sorted(path.parent.glob(path.name))
         if not parts:
             raise UserError(f"{path}: no file has such a name: check the path")
     else:
         return [path]
+    check_one_split(path, [part.name for part in parts])
     if len({kind_of(part.name)[0] for part in parts}) > 1:
         raise UserError(
             f"{path}: {parts[0].name} and {parts[-1].name} have different formats: name files of "
             f"one format, such as '{path if path.is_dir() else path.parent}/*.csv'"
         )
+    print_once(f"note: {path}: reads {listed([part.name for part in parts])}")
     return parts
+
+
+def check_one_split(path: Path, names: Sequence[str]) -> None:
+    """Raises UserError if the files `names`, which `path` means, are of several splits, or only
+    some of them have the word of a split in their names.
+    """
+    names_of_split: dict[str, list[str]] = {}
+    for name in names:
+        for split in splits_of(name) or [""]:
+            names_of_split.setdefault(split, []).append(name)
+    if len(names_of_split) < 2:
+        return
+    kinds = []
+    for split, members in sorted(names_of_split.items()):
+        kind = f"of {split}" if split else "without the word of a split"
+        kinds.append(f"{listed(members, 2)} ({kind})")
+    folder = path if path.is_dir() else path.parent
+    raise UserError(
+        f"{path} has {' and '.join(kinds)}, and all would be read: name a single file, or those of "
+        f"one split, such as '{folder}/train*', or move the others to another folder"
+    )
+
+
+def splits_of(name: str) -> list[str]:
+    """The splits whose words are in the name of a file."""
+    words = {word.lower() for word in WORD.findall(name)}
+    return [split for split, names in SPLIT_WORDS.items() if words.intersection(names)]
 
 
 def why_no_file(path: Path) -> str:
@@ -227,7 +263,8 @@ def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:
         line = raw.decode(encoding)
     except UnicodeDecodeError as error:
         byte = f"byte 0x{raw[error.start]:02x} at {error.start}"
-        return "", f"not UTF-8 ({byte}): convert it with iconv"
+        escaped = raw.decode(encoding, "surrogateescape")
+        return escaped, f"not UTF-8 ({byte}): convert it with iconv"
     if "\0" in line:
         return line, "NUL bytes: this is not UTF-8 text; convert or remove it"
     return line, None

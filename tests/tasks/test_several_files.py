@@ -7,9 +7,13 @@ import pytest
 from conftest import VOCAB_FILE
 
 from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.ner.files import read_sentences
 from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.text_files import table_parts
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 
@@ -72,3 +76,46 @@ def test_articles_of_several_squad_files_are_one_file(tmp_path):
     squad = read_squad(tmp_path / "*.json")
     assert squad.contexts == ["Anna a", "Anna b"]
     assert [question.id for question in squad.questions] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        ("reviews.csv reviews_test.csv", "reviews.csv .without the word.* and reviews_test.csv"),
+        ("reviews.csv dev.csv", "dev.csv .of development. and|and dev.csv|reviews.csv"),
+        ("train.csv validation.csv", "validation.csv .of development. and train.csv"),
+        ("reviewsTrain.csv reviewsTest.csv", "of test. and reviewsTrain.csv .of train"),
+        ("train_dev.csv", "of development. and train_dev.csv .of train"),
+        ("a_2.csv a_TEST2.csv", "without the word of a split. and a_TEST2.csv .of test"),
+        ("latest.csv retrained.csv", None),  # words, not parts of words
+        ("train-00000-of-00002.csv train-00001-of-00002.csv", None),
+        ("valid1.csv val_2.csv DEV.csv", None),
+        ("part1.csv part2.csv", None),
+        ("contest.csv developer.csv validity.csv", None),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["", "*.csv"])
+def test_files_of_one_split_are_read_and_named(names, refused, pattern, tmp_path, capsys):
+    folder = tmp_path / "train_and_test"  # only the names of files count
+    folder.mkdir()
+    for name in names.split():
+        (folder / name).touch()
+    if refused is not None:
+        with pytest.raises(UserError, match=refused):
+            table_parts(folder / pattern)
+        return
+    assert [part.name for part in table_parts(folder / pattern)] == sorted(names.split())
+    assert f": reads {', '.join(sorted(names.split()))}\n" in capsys.readouterr().out
+
+
+def test_bad_bytes_end_the_sentence_and_separate_neighbouring_lines(tmp_path):
+    skipping = ReadingOptions(skip_bad=True, output_dir=tmp_path)
+    words = tmp_path / "words.conll"
+    words.write_bytes(b"Anna B-PER\nleft O\n\nin O\nK\xf6ln B-LOC\nnow O\n\nOslo B-LOC\nis O\n")
+    sentences = read_sentences(words, True, skipping)
+    assert [sentence.words for sentence in sentences] == [["Anna", "left"], ["Oslo", "is"]]
+    lines = tmp_path / "lines.txt"
+    lines.write_bytes(b"one\ntwo\n\xff\nthree\nfour\n")
+    tuples = read_tuples(lines, (), None, reading=skipping)
+    pairs = [[tuples.texts[index] for index in row] for row in tuples.rows]
+    assert pairs == [["one", "two"], ["three", "four"]]

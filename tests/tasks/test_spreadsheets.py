@@ -99,7 +99,7 @@ def test_a_split_may_be_several_files_or_a_folder(tmp_path):
     examples = read_examples(folder / "train-*.parquet", OWN, labelled=True)
     assert examples.texts == ["a", "b", "c"]
     assert examples.lines[-1] == "train-00001-of-00002.parquet:1"
-    with pytest.raises(UserError, match=r"files of test, train: name those of one split"):
+    with pytest.raises(UserError, match=r"of test. and train-00000.*name a single file"):
         read_examples(folder, OWN, labelled=True)
     (folder / "test.parquet").unlink()
     assert read_examples(folder, OWN, labelled=True).texts == ["a", "b", "c"]

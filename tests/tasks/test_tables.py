@@ -209,3 +209,26 @@ def test_a_row_with_a_value_that_python_lacks_is_bad(tmp_path):
     with pytest.raises(UserError, match=r"a.parquet, row 1: Python has no such value"):
         read(tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", ["text"]) == [(1, {"text": "a"})]
+
+
+RECORDS_OF_LINES = {
+    "cells.csv": (b'text,n\na,1\n"b\xff\nc",2\n"d\ne\xff\xfe\nf",3\n"g\nh",4\ni,5\n', [2, 8, 10]),
+    "rows.json": (
+        b'[{"text": "a",\n"n": "1"}, {"text": "b",\n"x": "\xff",\n"n": "2"},\n{"text": "c"}]',
+        [1, 3],
+    ),
+    "rows.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n{"text": "c"}\n', [1, 3]),
+    "rows.tsv": (b"text\na\n\xff\nc\n", [2, 4]),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS_OF_LINES)
+def test_bad_bytes_end_the_record_and_lines_are_numbered_on(name, tmp_path):
+    content, expected = RECORDS_OF_LINES[name]
+    (tmp_path / name).write_bytes(content)
+    bad = []
+    rows = list(read_rows(TextFile(tmp_path / name, lambda *problem: bad.append(problem))))
+    assert [number for number, _ in rows] == expected
+    assert all(set("abcdefghi") >= set(row["text"]) - {"\n"} for _, row in rows)
+    assert len(bad) == (2 if name == "cells.csv" else 1)
+    assert all("not UTF-8" in why for _, why in bad)

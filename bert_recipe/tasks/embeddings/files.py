@@ -83,7 +83,7 @@ def read_tuples(
         elif part.suffix == ".json":
             samples = squad_pairs(file)
         else:
-            samples = neighbouring_lines(file)
+            samples = neighbouring_lines(file, bad)
         kept += without_blank(samples, file, bad)
     bad.finish()
     if not kept:
@@ -265,9 +265,13 @@ def to_number(value: Any) -> float | None:
     return None
 
 
-def neighbouring_lines(file: TextFile) -> Iterator[TextSample]:
+def neighbouring_lines(file: TextFile, bad: BadRows) -> Iterator[TextSample]:
+    """Pairs of lines. The lines before and after a bad one are not neighbours."""
     before = ""
-    for line in file:
+    for line, why in file.checked_lines():
+        if why is not None:
+            bad.add(file.where(), why)
+            line = ""
         if before and line.strip():
             yield TextSample(file.number, [before, line.strip()], [])
         before = line.strip()

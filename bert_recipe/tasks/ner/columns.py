@@ -258,7 +258,8 @@ def read_blocks(
     rows: list[list[str]] = []  # of the current sentence
     start = ""
     is_bad = False
-    for line in itertools.chain(file, [""]):  # the end of the file ends the last sentence
+    end = [("", None)]  # the end of the file ends the last sentence
+    for line, bad_bytes in itertools.chain(file.checked_lines(), end):
         line = line.rstrip("\r\n")
         columns = split_line(file, line)
         if columns[:1] == ["-DOCSTART-"]:
@@ -271,7 +272,7 @@ def read_blocks(
                 columns = [" ", *columns]  # a word that is a blank
             if layout.is_unwritten(columns):
                 continue
-            problem = column_problem(line, columns, rows, layout, form)
+            problem = bad_bytes or column_problem(line, columns, rows, layout, form)
             if problem is not None:
                 bad.add(file.where(), problem)
                 is_bad = True
