@@ -33,10 +33,24 @@ from bert_recipe.model.encoders.bert import (
     BertForTokenClassification,
     BertModel,
 )
-from bert_recipe.model.encoders.distilbert import MODELS as DISTILBERT
-from bert_recipe.model.encoders.distilbert import DistilBertConfig, DistilBertModel
-from bert_recipe.model.encoders.electra import MODELS as ELECTRA
-from bert_recipe.model.encoders.electra import ElectraConfig, ElectraModel
+from bert_recipe.model.encoders.distilbert import (
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertForQuestionAnswering,
+    DistilBertForSentenceEmbedding,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    DistilBertModel,
+)
+from bert_recipe.model.encoders.electra import (
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForQuestionAnswering,
+    ElectraForSentenceEmbedding,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+    ElectraModel,
+)
 from bert_recipe.model.encoders.modernbert import (
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -46,8 +60,15 @@ from bert_recipe.model.encoders.modernbert import (
     ModernBertForTokenClassification,
     ModernBertModel,
 )
-from bert_recipe.model.encoders.neobert import MODELS as NEOBERT
-from bert_recipe.model.encoders.neobert import NeoBertConfig, NeoBertModel
+from bert_recipe.model.encoders.neobert import (
+    NeoBertConfig,
+    NeoBertForMaskedLM,
+    NeoBertForQuestionAnswering,
+    NeoBertForSentenceEmbedding,
+    NeoBertForSequenceClassification,
+    NeoBertForTokenClassification,
+    NeoBertModel,
+)
 from bert_recipe.model.encoders.registry import MODELS, config_from_dict, make_model
 from bert_recipe.model.encoders.roberta import (
     RobertaConfig,
@@ -63,22 +84,6 @@ from bert_recipe.utils.device import allocate
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_path, write_atomically
 from bert_recipe.utils.json_files import write_json
-
-DistilBertForMaskedLM = DISTILBERT["masked_lm"]
-DistilBertForQuestionAnswering = DISTILBERT["question_answering"]
-DistilBertForSentenceEmbedding = DISTILBERT["sentence_embedding"]
-DistilBertForSequenceClassification = DISTILBERT["sequence_classification"]
-DistilBertForTokenClassification = DISTILBERT["token_classification"]
-ElectraForMaskedLM = ELECTRA["masked_lm"]
-ElectraForQuestionAnswering = ELECTRA["question_answering"]
-ElectraForSentenceEmbedding = ELECTRA["sentence_embedding"]
-ElectraForSequenceClassification = ELECTRA["sequence_classification"]
-ElectraForTokenClassification = ELECTRA["token_classification"]
-NeoBertForMaskedLM = NEOBERT["masked_lm"]
-NeoBertForQuestionAnswering = NEOBERT["question_answering"]
-NeoBertForSentenceEmbedding = NEOBERT["sentence_embedding"]
-NeoBertForSequenceClassification = NEOBERT["sequence_classification"]
-NeoBertForTokenClassification = NEOBERT["token_classification"]
 
 __all__ = [
     "MODELS",
@@ -192,8 +197,3 @@ def save_pretrained(
     write_json(folder / CONFIG_FILE, config)
     for name, content in files.items():
         write_atomically(folder / name, content)
-
-
-# The models in model/encoders/ know no files.
-PreTrainedModel.from_pretrained = classmethod(load_pretrained)
-PreTrainedModel.save_pretrained = save_pretrained

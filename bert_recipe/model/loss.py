@@ -34,7 +34,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         grad_MV = logits_MV  # written over the logits, to save memory
         bias_V = bias_V.float()
         is_labelled_M1 = (labels_M != IGNORED_LABEL)[:, None]
-        label_M1 = labels_M.clamp(min=0)[:, None]  # an index, also where the label is ignored
+        # An index, also where the label is ignored. Other negative labels are errors of `gather`.
+        label_M1 = labels_M.where(labels_M != IGNORED_LABEL, 0)[:, None]
         # Gradients are kept x1024 until the loss scale is applied, so that float16 does not
         # underflow.
         upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0

@@ -3,7 +3,8 @@
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from numbers import Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,12 +18,22 @@ class FusedAdam(torch.optim.Optimizer):
     key `bias_correction` has the correction. grad_scale, found_inf: set by `apply_step`.
     """
 
-    # torch's wrappers of these two keep torch.compile out of them, and import it for that, which
-    # takes half a second.
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    # torch's wrappers of this and of `add_param_group` keep torch.compile out of them, and import
+    # it for that, which takes half a second.
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+    def add_param_group(self, param_group: ParameterGroup) -> None:
+        check_settings(self.defaults | param_group)
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: torch's would lose the attributes of subclasses."""
+        own_attributes = {
+            name: value for name, value in vars(self).items() if not name.startswith("_")
+        }
+        return super().__getstate__() | own_attributes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -33,6 +44,11 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.stride() != p.stride():
+                    # The fused kernel reads memory in the order of the parameter's.
+                    p.grad = torch.empty_like(p).copy_(p.grad)
         self.update()
         return loss
 
@@ -93,3 +109,23 @@ class FusedAdam(torch.optim.Optimizer):
             "amsgrad": False,
             "maximize": False,
         }
+
+
+def check_settings(group: ParameterGroup) -> None:
+    """Raises ValueError for settings that are no numbers in their range, as torch's AdamW does."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr must be a number or a tensor of one element, not {lr}")
+    elif not is_number(lr) or not lr >= 0:
+        raise ValueError(f"lr must be a number >= 0, not {lr!r}")
+    for name in ("eps", "weight_decay"):
+        if name in group and not (is_number(group[name]) and group[name] >= 0):
+            raise ValueError(f"{name} must be a number >= 0, not {group[name]!r}")
+    betas = group["betas"]
+    if len(betas) != 2 or not all(is_number(beta) and 0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers >= 0 and < 1, not {betas!r}")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real)

@@ -112,7 +112,7 @@ class Owners:
     def scatter(self, whole: Tensor | None, matrix: OwnedMatrix, owner: int) -> Tensor:
         """This rank's rows of the owner's `whole` matrix."""
         if self.shard_group is None:
-            rows = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
+            rows = matrix.p.new_empty(matrix.p.shape) if whole is None else whole.contiguous()
             collectives.broadcast(rows, self.group, owner)
             return rows
         size = -(-matrix.rows // self.num_ranks)

@@ -13,8 +13,10 @@ hidden size.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -38,6 +40,13 @@ class EncoderOutput(NamedTuple):
     last_hidden_state: Tensor  # [T, E], or [M, E] at `output_positions`
     pooler_output: Tensor | None  # [N, E]; None without pooling
     hidden_states: tuple[Tensor, ...] | None = None  # [T, E] each, with `output_hidden_states`
+
+
+def model_folders() -> ModuleType:
+    """The module that reads and writes model folders. It is imported when it is used, because the
+    model knows no files.
+    """
+    return import_module("bert_recipe.checkpoint.pretrained")
 
 
 def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTuple]:
@@ -92,10 +101,6 @@ class PreTrainedModel(nn.Module, ABC):
         as it is.
     """
 
-    # checkpoint/pretrained.py sets these; the model knows no files.
-    from_pretrained: ClassVar[Any]
-    save_pretrained: Callable[..., None]
-
     base_model_prefix: str
     head_names: tuple[str, ...]
     config_class: type[ModelConfig]
@@ -110,6 +115,15 @@ class PreTrainedModel(nn.Module, ABC):
         self.is_compiled = False  # or a part of it
         # Of the output layer, as a graph of its own; None: loss.linear_cross_entropy.
         self.cross_entropy: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> Self:
+        """The model in `folder`, see load_pretrained of checkpoint/pretrained.py."""
+        return model_folders().load_pretrained(cls, folder, **options)
+
+    def save_pretrained(self, folder: str | Path, tokenizer: Any = None) -> None:
+        """Writes a model folder, see save_pretrained of checkpoint/pretrained.py."""
+        model_folders().save_pretrained(self, folder, tokenizer)
 
     @property
     def base_model(self) -> "EncoderModel":

@@ -25,7 +25,15 @@ from bert_recipe.model.encoders.config import (
     dropout,
     one_of,
 )
-from bert_recipe.model.encoders.heads import MaskedLanguageModel, NextSentenceModel, make_models
+from bert_recipe.model.encoders.heads import (
+    MaskedLanguageModel,
+    ModelsByHead,
+    NextSentenceModel,
+    QuestionAnswering,
+    SentenceEmbedding,
+    SequenceClassification,
+    TokenClassification,
+)
 from bert_recipe.model.encoders.modules import (
     ACTIVATIONS,
     Embedding,
@@ -401,8 +409,27 @@ class BertForPreTraining(BertForMaskedLM, NextSentenceModel):
         return mlm + num_sequences * (2 * hidden**2 + 4 * hidden)
 
 
-MODELS = make_models("Bert", BertPreTrainedModel, BertForMaskedLM, pretraining=BertForPreTraining)
-BertForQuestionAnswering = MODELS["question_answering"]
-BertForSequenceClassification = MODELS["sequence_classification"]
-BertForTokenClassification = MODELS["token_classification"]
-BertForSentenceEmbedding = MODELS["sentence_embedding"]
+class BertForQuestionAnswering(BertPreTrainedModel, QuestionAnswering):
+    """BERT with a span head: a start and an end logit per token."""
+
+
+class BertForSequenceClassification(BertPreTrainedModel, SequenceClassification):
+    """BERT with a classifier of texts, see heads.SequenceClassification."""
+
+
+class BertForTokenClassification(BertPreTrainedModel, TokenClassification):
+    """BERT with a classifier of tokens: a logit per label for each token."""
+
+
+class BertForSentenceEmbedding(BertPreTrainedModel, SentenceEmbedding):
+    """BERT with a vector for each text, see heads.SentenceEmbedding."""
+
+
+MODELS: ModelsByHead = {
+    "pretraining": BertForPreTraining,
+    "masked_lm": BertForMaskedLM,
+    "question_answering": BertForQuestionAnswering,
+    "sequence_classification": BertForSequenceClassification,
+    "token_classification": BertForTokenClassification,
+    "sentence_embedding": BertForSentenceEmbedding,
+}

@@ -151,5 +151,23 @@ class DistilBertForSequenceClassification(DistilBertPreTrainedModel, heads.Seque
         return super().logits(self.pre_classifier(hidden).relu())
 
 
-OWN = {"sequence_classification": DistilBertForSequenceClassification}
-MODELS = heads.make_models("DistilBert", DistilBertPreTrainedModel, DistilBertForMaskedLM, **OWN)
+class DistilBertForQuestionAnswering(DistilBertPreTrainedModel, heads.QuestionAnswering):
+    """DistilBERT with a span head: a start and an end logit per token."""
+
+
+class DistilBertForTokenClassification(DistilBertPreTrainedModel, heads.TokenClassification):
+    """DistilBERT with a classifier of tokens: a logit per label for each token."""
+
+
+class DistilBertForSentenceEmbedding(DistilBertPreTrainedModel, heads.SentenceEmbedding):
+    """DistilBERT with a vector for each text, see heads.SentenceEmbedding."""
+
+
+MODELS: heads.ModelsByHead = {
+    "pretraining": DistilBertForMaskedLM,
+    "masked_lm": DistilBertForMaskedLM,
+    "question_answering": DistilBertForQuestionAnswering,
+    "sequence_classification": DistilBertForSequenceClassification,
+    "token_classification": DistilBertForTokenClassification,
+    "sentence_embedding": DistilBertForSentenceEmbedding,
+}

@@ -125,5 +125,23 @@ class ElectraForSequenceClassification(ElectraPreTrainedModel, heads.SequenceCla
     classifier_class = ElectraClassificationHead
 
 
-OWN = {"sequence_classification": ElectraForSequenceClassification}
-MODELS = heads.make_models("Electra", ElectraPreTrainedModel, ElectraForMaskedLM, **OWN)
+class ElectraForQuestionAnswering(ElectraPreTrainedModel, heads.QuestionAnswering):
+    """ELECTRA with a span head: a start and an end logit per token."""
+
+
+class ElectraForTokenClassification(ElectraPreTrainedModel, heads.TokenClassification):
+    """ELECTRA with a classifier of tokens: a logit per label for each token."""
+
+
+class ElectraForSentenceEmbedding(ElectraPreTrainedModel, heads.SentenceEmbedding):
+    """ELECTRA with a vector for each text, see heads.SentenceEmbedding."""
+
+
+MODELS: heads.ModelsByHead = {
+    "pretraining": ElectraForMaskedLM,
+    "masked_lm": ElectraForMaskedLM,
+    "question_answering": ElectraForQuestionAnswering,
+    "sequence_classification": ElectraForSequenceClassification,
+    "token_classification": ElectraForTokenClassification,
+    "sentence_embedding": ElectraForSentenceEmbedding,
+}

@@ -19,6 +19,10 @@ from bert_recipe.model.encoders.modules import Linear
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
 
+# Of an encoder. The keys are the heads' names; `pretraining` is for data with next-sentence labels,
+# if the encoder learns them.
+ModelsByHead = dict[str, type[PreTrainedModel]]
+
 
 class MaskedLMOutput(NamedTuple):
     prediction_logits: Tensor  # [M, V] at `mlm_positions`, or [T, V] without them
@@ -209,29 +213,3 @@ class SentenceEmbedding(PreTrainedModel):
     @property
     def num_outputs(self) -> int:
         return self.config.hidden_size
-
-
-def make_models(
-    name: str,
-    base: type[nn.Module],
-    masked_lm: type[MaskedLanguageModel],
-    **models: type[PreTrainedModel],
-) -> dict[str, type[PreTrainedModel]]:
-    """The models of an encoder by head: the given ones and, for each other head, a class of `base`
-    and the head with Hugging Face's name, such as `RobertaForTokenClassification`. `pretraining` is
-    `masked_lm` by default.
-
-    base: the PreTrainedModel of the encoder.
-    """
-    classes = (QuestionAnswering, SequenceClassification, TokenClassification, SentenceEmbedding)
-    names = (
-        "question_answering",
-        "sequence_classification",
-        "token_classification",
-        "sentence_embedding",
-    )
-    made = {}
-    for head, head_class in zip(names, classes, strict=True):
-        documented = {"__doc__": f"{name} with this head: {head_class.__doc__}"}
-        made[head] = type(f"{name}For{head_class.__name__}", (base, head_class), documented)
-    return {"pretraining": masked_lm, "masked_lm": masked_lm} | made | models

@@ -24,7 +24,14 @@ from bert_recipe.model.encoders.config import (
     number,
     one_of,
 )
-from bert_recipe.model.encoders.heads import MaskedLanguageModel, make_models
+from bert_recipe.model.encoders.heads import (
+    MaskedLanguageModel,
+    ModelsByHead,
+    QuestionAnswering,
+    SentenceEmbedding,
+    SequenceClassification,
+    TokenClassification,
+)
 from bert_recipe.model.encoders.modules import (
     ACTIVATIONS,
     Linear,
@@ -363,8 +370,27 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
         return self.decoder.bias
 
 
-MODELS = make_models("ModernBert", ModernBertPreTrainedModel, ModernBertForMaskedLM)
-ModernBertForQuestionAnswering = MODELS["question_answering"]
-ModernBertForSequenceClassification = MODELS["sequence_classification"]
-ModernBertForTokenClassification = MODELS["token_classification"]
-ModernBertForSentenceEmbedding = MODELS["sentence_embedding"]
+class ModernBertForQuestionAnswering(ModernBertPreTrainedModel, QuestionAnswering):
+    """ModernBERT with a span head: a start and an end logit per token."""
+
+
+class ModernBertForSequenceClassification(ModernBertPreTrainedModel, SequenceClassification):
+    """ModernBERT with a classifier of texts, see heads.SequenceClassification."""
+
+
+class ModernBertForTokenClassification(ModernBertPreTrainedModel, TokenClassification):
+    """ModernBERT with a classifier of tokens: a logit per label for each token."""
+
+
+class ModernBertForSentenceEmbedding(ModernBertPreTrainedModel, SentenceEmbedding):
+    """ModernBERT with a vector for each text, see heads.SentenceEmbedding."""
+
+
+MODELS: ModelsByHead = {
+    "pretraining": ModernBertForMaskedLM,
+    "masked_lm": ModernBertForMaskedLM,
+    "question_answering": ModernBertForQuestionAnswering,
+    "sequence_classification": ModernBertForSequenceClassification,
+    "token_classification": ModernBertForTokenClassification,
+    "sentence_embedding": ModernBertForSentenceEmbedding,
+}

@@ -171,5 +171,23 @@ class NeoBertForSequenceClassification(NeoBertPreTrainedModel, heads.SequenceCla
         return super().logits(torch.tanh(self.dense(self.dropout(hidden))))
 
 
-OWN = {"sequence_classification": NeoBertForSequenceClassification}
-MODELS = heads.make_models("NeoBert", NeoBertPreTrainedModel, NeoBertForMaskedLM, **OWN)
+class NeoBertForQuestionAnswering(NeoBertPreTrainedModel, heads.QuestionAnswering):
+    """NeoBERT with a span head: a start and an end logit per token."""
+
+
+class NeoBertForTokenClassification(NeoBertPreTrainedModel, heads.TokenClassification):
+    """NeoBERT with a classifier of tokens: a logit per label for each token."""
+
+
+class NeoBertForSentenceEmbedding(NeoBertPreTrainedModel, heads.SentenceEmbedding):
+    """NeoBERT with a vector for each text, see heads.SentenceEmbedding."""
+
+
+MODELS: heads.ModelsByHead = {
+    "pretraining": NeoBertForMaskedLM,
+    "masked_lm": NeoBertForMaskedLM,
+    "question_answering": NeoBertForQuestionAnswering,
+    "sequence_classification": NeoBertForSequenceClassification,
+    "token_classification": NeoBertForTokenClassification,
+    "sentence_embedding": NeoBertForSentenceEmbedding,
+}

@@ -8,13 +8,11 @@ modeling.py.
 from bert_recipe.model.encoders import bert, distilbert, electra, modernbert, neobert, roberta
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
-from bert_recipe.model.encoders.heads import MaskedLanguageModel
+from bert_recipe.model.encoders.heads import MaskedLanguageModel, ModelsByHead
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 
-# The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
-# encoder learns them.
-MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
+MODELS: dict[type[ModelConfig], ModelsByHead] = {
     bert.BertConfig: bert.MODELS,
     modernbert.ModernBertConfig: modernbert.MODELS,
     roberta.RobertaConfig: roberta.MODELS,

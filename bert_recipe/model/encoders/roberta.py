@@ -129,12 +129,23 @@ class RobertaForSequenceClassification(RobertaPreTrainedModel, heads.SequenceCla
     classifier_class = RobertaClassificationHead
 
 
-MODELS = heads.make_models(
-    "Roberta",
-    RobertaPreTrainedModel,
-    RobertaForMaskedLM,
-    sequence_classification=RobertaForSequenceClassification,
-)
-RobertaForQuestionAnswering = MODELS["question_answering"]
-RobertaForTokenClassification = MODELS["token_classification"]
-RobertaForSentenceEmbedding = MODELS["sentence_embedding"]
+class RobertaForQuestionAnswering(RobertaPreTrainedModel, heads.QuestionAnswering):
+    """RoBERTa with a span head: a start and an end logit per token."""
+
+
+class RobertaForTokenClassification(RobertaPreTrainedModel, heads.TokenClassification):
+    """RoBERTa with a classifier of tokens: a logit per label for each token."""
+
+
+class RobertaForSentenceEmbedding(RobertaPreTrainedModel, heads.SentenceEmbedding):
+    """RoBERTa with a vector for each text, see heads.SentenceEmbedding."""
+
+
+MODELS: heads.ModelsByHead = {
+    "pretraining": RobertaForMaskedLM,
+    "masked_lm": RobertaForMaskedLM,
+    "question_answering": RobertaForQuestionAnswering,
+    "sequence_classification": RobertaForSequenceClassification,
+    "token_classification": RobertaForTokenClassification,
+    "sentence_embedding": RobertaForSentenceEmbedding,
+}
