@@ -23,6 +23,7 @@ from bert_recipe.checkpoint.start import Start
 from bert_recipe.checkpoint.weights import has_head
 from bert_recipe.checkpoint.writer import KEPT_CHECKPOINTS
 from bert_recipe.config import OptimizerConfig, RunConfig, ScheduleConfig
+from bert_recipe.config.task import LearningOptions
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, MAX_UNKNOWN
@@ -295,7 +296,11 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
         optimizer=OptimizerConfig("AdamW", weight_decay=0.0),
         schedule=replace(plan.config.schedule, learning_rate=3e-3),
     )
-    plan = replace(plan, start=Start(), data=replace(plan.data, choice=choice), config=config)
+    task = plan.data.task
+    if isinstance(task, LearningOptions):
+        task = replace(task, label_smoothing=0.0)  # a smoothed loss does not come near 0
+    data = replace(plan.data, choice=choice, task=task)
+    plan = replace(plan, start=Start(), data=data, config=config)
     batch = batch_of(plan, count, count)
     what = f"{count} samples"
     is_masked = "mlm_positions" in batch.micro_batches[0]
