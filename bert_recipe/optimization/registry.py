@@ -1,8 +1,4 @@
-"""The optimizers, for people who import them, and their registry; see optimization/protocol.py.
-
-from bert_recipe.optimization.registry import Lamb, NorMuon, apply_step, muon_groups,
-parameter_groups
-"""
+"""The optimizers by name; what each declares: optimization/protocol.py."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,29 +7,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, OPTIMIZERS, OptimizerConfig
-from bert_recipe.optimization.lamb import Lamb
 from bert_recipe.optimization.layers import layer_depths, layerwise_groups
-from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
-from bert_recipe.optimization.protocol import OptimizerSpec, apply_step, parameter_groups
+from bert_recipe.optimization.protocol import OptimizerSpec
 
 if TYPE_CHECKING:
     from bert_recipe.model.encoders.base import PreTrainedModel
-
-__all__ = [
-    "SPECS",
-    "AdamW",
-    "Lamb",
-    "Muon",
-    "NorMuon",
-    "apply_step",
-    "make_optimizer",
-    "muon_groups",
-    "parameter_groups",
-    "spec_of",
-]
 
 SPECS: dict[str, OptimizerSpec] = {
     name: import_module(f"bert_recipe.optimization.{file}").SPECS[name]

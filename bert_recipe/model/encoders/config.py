@@ -89,7 +89,7 @@ class ModelConfig:
     These six are ignored when configs are compared. Of the class:
 
     model_types: the values of `model_type` for this architecture.
-    options: fields that the flags of run_config.ModelSelection with the tag `encoder_option`
+    options: fields that the flags of ModelSelection (config/start.py) with the tag `encoder_option`
         change.
     needs_tokenizer_json: whether a `vocab.txt` alone does not serve transformers for this
         architecture.

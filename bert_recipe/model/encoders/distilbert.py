@@ -113,6 +113,8 @@ class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
 
 
 class DistilBertModel(DistilBertPreTrainedModel, bert.BertModel):
+    """DistilBERT without a head."""
+
     embeddings_class = DistilBertEmbeddings
     layer_class = DistilBertLayer
     pooler_class = None
@@ -120,6 +122,8 @@ class DistilBertModel(DistilBertPreTrainedModel, bert.BertModel):
 
 
 class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel):
+    """DistilBERT with the masked-language-model head, see heads.MaskedLanguageModel."""
+
     def __init__(self, config: DistilBertConfig):
         super().__init__(config)
         self.add_encoder(None)
@@ -142,6 +146,8 @@ class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel
 
 
 class DistilBertForSequenceClassification(DistilBertPreTrainedModel, heads.SequenceClassification):
+    """DistilBERT with a classifier of texts, see heads.SequenceClassification."""
+
     def __init__(self, config: DistilBertConfig):
         super().__init__(config)
         self.pre_classifier = Linear(config.hidden_size, config.hidden_size)

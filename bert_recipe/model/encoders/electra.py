@@ -56,6 +56,8 @@ class ElectraPreTrainedModel(BertPreTrainedModel):
 
 
 class ElectraModel(ElectraPreTrainedModel, BertModel):
+    """ELECTRA without a head."""
+
     pooler_class = None
 
     @staticmethod
@@ -94,6 +96,8 @@ class ElectraModel(ElectraPreTrainedModel, BertModel):
 
 
 class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
+    """ELECTRA with the masked-language-model head, see heads.MaskedLanguageModel."""
+
     def __init__(self, config: ElectraConfig):
         super().__init__(config)
         self.add_encoder(None)
@@ -122,6 +126,8 @@ class ElectraClassificationHead(heads.DenseClassifier):
 
 
 class ElectraForSequenceClassification(ElectraPreTrainedModel, heads.SequenceClassification):
+    """ELECTRA with a classifier of texts, see heads.SequenceClassification."""
+
     classifier_class = ElectraClassificationHead
 
 

@@ -117,6 +117,8 @@ class NeoBertPreTrainedModel(PreTrainedModel):
 
 
 class NeoBertModel(NeoBertPreTrainedModel, EncoderModel):
+    """NeoBERT without a head."""
+
     costs: ClassVar[ModuleType] = modernbert_costs
     prepare_attentions = ModernBertModel.prepare_attentions
 
@@ -144,6 +146,8 @@ class NeoBertModel(NeoBertPreTrainedModel, EncoderModel):
 
 
 class NeoBertForMaskedLM(NeoBertPreTrainedModel, heads.MaskedLanguageModel):
+    """NeoBERT with the masked-language-model head, see heads.MaskedLanguageModel."""
+
     output_weight = property(lambda self: self.decoder.weight)
     output_bias = property(lambda self: self.decoder.bias)
 
@@ -162,6 +166,8 @@ class NeoBertForMaskedLM(NeoBertPreTrainedModel, heads.MaskedLanguageModel):
 
 
 class NeoBertForSequenceClassification(NeoBertPreTrainedModel, heads.SequenceClassification):
+    """NeoBERT with a classifier of texts, see heads.SequenceClassification."""
+
     def __init__(self, config: NeoBertConfig):
         super().__init__(config)
         self.dense = Linear(config.hidden_size, config.hidden_size)

@@ -96,6 +96,8 @@ class RobertaPreTrainedModel(BertPreTrainedModel):
 
 
 class RobertaModel(RobertaPreTrainedModel, BertModel):
+    """RoBERTa without a head."""
+
     embeddings_class = RobertaEmbeddings
     pooler_class = None
 
@@ -107,6 +109,8 @@ class RobertaLMHead(Transform):
 
 
 class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
+    """RoBERTa with the masked-language-model head, see heads.MaskedLanguageModel."""
+
     def __init__(self, config: RobertaConfig):
         super().__init__(config)
         self.add_encoder(None)
@@ -126,6 +130,8 @@ class RobertaClassificationHead(heads.DenseClassifier):
 
 
 class RobertaForSequenceClassification(RobertaPreTrainedModel, heads.SequenceClassification):
+    """RoBERTa with a classifier of texts, see heads.SequenceClassification."""
+
     classifier_class = RobertaClassificationHead
 
 
