@@ -309,8 +309,8 @@ def read_json_list(
         content = None  # JSON lines are not one value
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
-        lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
-        yield from read_json_lines(lines, columns)
+        file_of_lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
+        yield from read_json_lines(file_of_lines, columns)
         return
     for number, row in enumerate(rows, 1):
         why = "not a JSON object" if not isinstance(row, dict) else bad_text(row, columns)
