@@ -5,8 +5,9 @@ probabilities.
 python3 compare.py results/a results/b  # two runs of --do-eval: the folders of models, or above
 python3 compare.py results/a results/b results/c  # each beside the first
 
-A run with --num-seeds has all its seeds; one with --num-folds has its folds as one file. The
-interval is that of the paired bootstrap over rows and seeds.
+A run with --num-seeds has all its seeds; one with --num-folds has its folds as one file. "Better"
+needs several seeds of both: one seed says nothing of another one. Of several runs, the p-values are
+corrected for their number (Holm).
 """
 
 from pathlib import Path
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 
 from bert_recipe.reporting.comparison import (
     calibration_table,
+    corrected,
     difference_table,
     differences_of,
     read_model,
@@ -40,10 +42,10 @@ def main(argv: list[str] | None = None) -> None:
     if len(args.runs) < 2:
         raise UserError("a comparison needs two runs: give their folders")
     first, *others = map(read_model, args.runs)
-    for number, other in enumerate(others):
-        differences = list(differences_of(first, other))
-        if not differences:
-            raise UserError(f"{first.path} has no score that is defined: compare another file")
+    comparisons = [list(differences_of(first, other)) for other in others]
+    if not all(comparisons):
+        raise UserError(f"{first.path} has no score that is defined: compare another file")
+    for number, (other, differences) in enumerate(zip(others, corrected(comparisons), strict=True)):
         parts = [
             f"A: {first.title}\nB: {other.title}",
             f"{differences[0].num_rows:,} rows with the same texts and labels",

@@ -28,6 +28,7 @@ from bert_recipe.reporting.comparison import (
     ScoreDifference,
     differences_of,
     interval_text,
+    p_value_text,
     percent,
     points,
     read_model,
@@ -47,7 +48,7 @@ FLAGS = (
     Flag("--before", Path, REQUIRED, "model folder before"),
     Flag("--after", Path, REQUIRED, "model folder, or folder of steps, after"),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs and comparison.txt"),
-    Flag("--num-seeds", at_least_two, 3, "seeds of each model and length"),
+    Flag("--num-seeds", at_least_two, 5, "seeds of each model and length"),
     Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
 )
 # What this program decides.
@@ -59,12 +60,13 @@ def describe(found: ScoreDifference) -> str:
     """A score before and after, with the interval of the difference and what it says."""
     difference = found.difference
     before, after = map(percent, difference.means)
-    verdict = "these rows do not show a difference"
+    verdict = "no difference is shown"
     if difference.is_shown:
         verdict = "better" if difference.value > 0 else "the model became WORSE"
     return (
         f"{found.title} {before} before, {after} after: {points(difference.value)} points (95% "
-        f"interval {interval_text(difference)}, {found.num_rows:,} rows): {verdict}"
+        f"interval {interval_text(difference)}, p {p_value_text(difference)}, {found.num_rows:,} "
+        f"rows): {verdict}"
     )
 
 

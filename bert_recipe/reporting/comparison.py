@@ -1,5 +1,6 @@
 """Compares the scores of runs on the same rows."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from bert_recipe.reporting.paired_scores import (
     Difference,
     calibration,
     compare_scores,
+    holm,
 )
 from bert_recipe.reporting.scored_rows import SCORES_FILE, STEM, ScoredRows, read_scored_rows
 from bert_recipe.utils.errors import UserError, one_line
@@ -123,6 +125,9 @@ def check_same_rows(first: ScoredRows, other: ScoredRows, name: str, other_name:
     raise UserError(f"other rows were scored: {what}: score both on the same file with --do-eval")
 
 
+DIFFERENCE_HEADER = ["score, in percent", "A", "B", "B - A", "95% interval", "p"]
+
+
 class ScoreDifference(NamedTuple):
     """set_name: of several evaluation sets, or ""."""
 
@@ -137,8 +142,8 @@ class ScoreDifference(NamedTuple):
 
 
 def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDifference]:
-    """The differences of all scores that both have, set by set. Raises UserError if the models
-    scored different rows.
+    """The differences of all scores that are defined for all runs of both, set by set. Raises
+    UserError if the models scored different rows.
     """
     if first.sets.keys() != other.sets.keys():
         raise UserError(f"{first.path} and {other.path} scored other files: compare one task")
@@ -149,12 +154,28 @@ def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDiff
         check_same_rows(seeds[0], other_seeds[0], str(first.path), str(other.path))
         num_rows = len(seeds[0].keys)
         for name in seeds[0].scores:
-            if name not in other_seeds[0].scores:
+            if not all(name in rows.scores for rows in (*seeds, *other_seeds)):
                 continue
             scores = [rows.scores[name] for rows in seeds]
             other_scores = [rows.scores[name] for rows in other_seeds]
-            difference = compare_scores(scores, other_scores, num_rows, same_seeds)
+            difference = compare_scores(scores, other_scores, same_seeds)
             yield ScoreDifference(set_name, name, num_rows, difference)
+
+
+def corrected(comparisons: Sequence[Sequence[ScoreDifference]]) -> list[list[ScoreDifference]]:
+    """Several models beside the same first one: p-values of each score by Holm's correction."""
+    p_values_of: dict[str, list[float]] = {}
+    for one in itertools.chain(*comparisons):
+        if one.difference.p_value is not None:
+            p_values_of.setdefault(one.title, []).append(one.difference.p_value)
+    queues = {title: iter(holm(p_values)) for title, p_values in p_values_of.items()}
+
+    def correct(one: ScoreDifference) -> ScoreDifference:
+        if one.difference.p_value is None:
+            return one
+        return one._replace(difference=one.difference._replace(p_value=next(queues[one.title])))
+
+    return [[correct(one) for one in differences] for differences in comparisons]
 
 
 def calibrations(model: ScoredModel) -> list[Calibration]:
@@ -180,14 +201,21 @@ def interval_text(difference: Difference) -> str:
     return " to ".join(map(points, difference.interval))
 
 
+def p_value_text(difference: Difference) -> str:
+    if difference.p_value is None:
+        return "one seed"
+    return "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}"
+
+
 def difference_table(differences: Sequence[ScoreDifference]) -> str:
-    header = ["score, in percent", "A", "B", "B - A", "95% interval"]
-    rows = []
-    for one in differences:
-        difference = one.difference
-        row = [one.title, *map(percent, difference.means), points(difference.value)]
-        rows.append([*row, interval_text(difference)])
-    return markdown_table(header, rows)
+    return markdown_table(DIFFERENCE_HEADER, [difference_cells(one) for one in differences])
+
+
+def difference_cells(one: ScoreDifference) -> list[str]:
+    """A row of the table with DIFFERENCE_HEADER."""
+    difference = one.difference
+    cells = [one.title, *map(percent, difference.means), points(difference.value)]
+    return [*cells, interval_text(difference), p_value_text(difference)]
 
 
 def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
@@ -202,10 +230,13 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
 
 
 def verdict(one: ScoreDifference) -> str:
-    """What the interval says of B."""
+    """What rows and seeds say of B."""
     difference = one.difference
+    if difference.p_value is None and difference.leaves_out_zero:
+        seen = f"B has {points(difference.value)} points on these rows with this seed"
+        return f"{one.title}: {seen}; another seed may turn it: train both with --num-seeds 5"
     if not difference.is_shown:
-        return f"{one.title}: these rows do not show a difference"
+        return f"{one.title}: no difference is shown"
     return f"{one.title}: B is {'better' if difference.value > 0 else 'worse'} than A"
 
 
@@ -234,8 +265,7 @@ def comparison_lines(paths: Sequence[Path]) -> list[str]:
 
 def comparison_line(first: ScoredModel, other: ScoredModel, one: ScoreDifference) -> str:
     difference = one.difference
-    seen = "" if difference.is_shown else "; these rows do not show a difference"
     return (
-        f"{other.title} beside {first.title}: {one.title} {points(difference.value)} points, 95% "
-        f"interval {interval_text(difference)}, {one.num_rows:,} rows{seen}"
+        f"B, {other.title}, beside A, {first.title}: {points(difference.value)} points, 95% "
+        f"interval {interval_text(difference)}, {one.num_rows:,} rows; {verdict(one)}"
     )

@@ -1,39 +1,54 @@
 """Scores of the same rows by two models: the difference with its interval, and calibration.
 
-Legend: n rows, K numbers per row, C classes, R resamples, S runs (seeds) of a model.
+Legend: n rows, K numbers per row, C classes, G groups of rows, S runs (seeds) of a model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-RESAMPLES = 2000
-RESAMPLES_AT_ONCE = 50  # so that the counts of rows take bounded memory
-INTERVAL = (0.025, 0.975)  # 95%
+LEVEL = 0.05  # of false verdicts; intervals have the rest, 95%
+SMALLEST_P_VALUE = 1e-12
+ROUNDING = 1e-12  # of scores
+ROWS_AT_ONCE = 4096  # so that the sums without each row take bounded memory
+MAX_GROUPS = 500  # of rows that are left out together, where each score needs all rows
 CALIBRATION_BINS = 15  # as Guo et al. (2017)
 LOG_TEMPERATURES = (-4.0, 4.0)  # bounds of the fit
 
 
 class RowScore(Protocol):
-    """A score of rows, each of which may count several times."""
+    """A score of rows."""
 
-    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
-        """The score of each resample [R], which has each row as often as `counts_Rn` says."""
+    def value(self) -> float:
+        """The score of all rows."""
+
+    def pseudo_values(self) -> np.ndarray:
+        """The jackknife's pseudo-value of each row, or group of rows [G]: G times the score less
+        G - 1 times the score without it (Tukey, 1958). Of a mean, these are the rows' numbers.
+        """
 
 
 @dataclass(frozen=True)
 class SumScore(RowScore):
-    """A function of the sums of numbers per row, such as the mean, or F1 of counts. function: from
-    [R, K] to [R].
+    """A function of the sums of numbers per row, such as F1 of counts. function: from [n, K] to
+    [n].
     """
 
     rows_nK: np.ndarray
     function: Callable[[np.ndarray], np.ndarray]
 
-    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
-        return self.function(counts_Rn @ self.rows_nK)
+    def value(self) -> float:
+        return float(self.function(self.rows_nK.sum(axis=0, keepdims=True))[0])
+
+    def pseudo_values(self) -> np.ndarray:
+        sums_K = self.rows_nK.sum(axis=0)
+        num_rows = len(self.rows_nK)
+        without = []
+        for first in range(0, num_rows, ROWS_AT_ONCE):
+            without.append(self.function(sums_K - self.rows_nK[first : first + ROWS_AT_ONCE]))
+        return num_rows * self.value() - (num_rows - 1) * np.concatenate(without)
 
 
 @dataclass(frozen=True)
@@ -42,8 +57,11 @@ class MeanScore(RowScore):
 
     values_n: np.ndarray
 
-    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
-        return counts_Rn @ self.values_n / counts_Rn.sum(axis=1)
+    def value(self) -> float:
+        return float(self.values_n.mean())
+
+    def pseudo_values(self) -> np.ndarray:
+        return self.values_n
 
 
 @dataclass(frozen=True)
@@ -56,66 +74,154 @@ class OrderScore(RowScore):
     predictions_n: np.ndarray
     metric: Callable[[np.ndarray, np.ndarray], float]
 
-    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
-        scores = []
-        for counts_n in counts_Rn.astype(np.int64):
-            pair = (np.repeat(values, counts_n) for values in (self.labels_n, self.predictions_n))
-            scores.append(float(self.metric(*pair)))
-        return np.array(scores)
+    def value(self) -> float:
+        return float(self.metric(self.labels_n, self.predictions_n))
+
+    def pseudo_values(self) -> np.ndarray:
+        num_groups = min(len(self.labels_n), MAX_GROUPS)
+        group_n = np.arange(len(self.labels_n)) % num_groups
+        without = []
+        for group in range(num_groups):
+            is_left = group_n != group
+            without.append(self.metric(self.labels_n[is_left], self.predictions_n[is_left]))
+        without_G = np.nan_to_num(np.array(without, float))  # 0 where it is not defined
+        return num_groups * self.value() - (num_groups - 1) * without_G
+
+
+class ErrorPart(NamedTuple):
+    """A part of the squared standard error of a difference, and its degrees of freedom."""
+
+    variance: float
+    degrees: float
 
 
 class Difference(NamedTuple):
-    """Of two models' scores of the same rows, as fractions. means: over the runs of each model."""
+    """Of two models' scores of the same rows, as fractions. means: over the runs of each model.
+
+    interval: 95%; with one run of a model that of the rows alone, for these two runs.
+    p_value: of models that do not differ; None with one run of a model, which does not say what
+        another seed would change.
+    """
 
     means: tuple[float, float]
     interval: tuple[float, float]
+    p_value: float | None
 
     @property
     def value(self) -> float:
         return self.means[1] - self.means[0]
 
     @property
+    def leaves_out_zero(self) -> bool:
+        return self.interval[0] > 0 or self.interval[1] < 0
+
+    @property
     def is_shown(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return not self.interval[0] <= 0 <= self.interval[1]
-
-
-def score_of(score: RowScore, num_rows: int) -> float:
-    """The score of all rows."""
-    return float(score.resampled(np.ones((1, num_rows)))[0])
+        """Whether one of the models is better: for other rows and other seeds, too."""
+        return self.p_value is not None and self.p_value < LEVEL
 
 
 def compare_scores(
-    first: Sequence[RowScore], second: Sequence[RowScore], num_rows: int, same_seeds: bool
+    first: Sequence[RowScore], second: Sequence[RowScore], same_seeds: bool
 ) -> Difference:
-    """The difference between the mean scores of two models, one score per run of each, with the
-    interval of the paired bootstrap over rows and runs: the multi-bootstrap (Sellam et al., 2022,
-    "The MultiBERTs", section 3). same_seeds: whether the runs are pairs, which are drawn together.
+    """The difference between the mean scores of two models, one score per run of each.
+
+    same_seeds: whether the runs are pairs, which may share the order of the data and the head's
+        first weights.
+
+    What chance adds has two parts. That of the runs: the variance of the pairs' differences, or of
+    each model's scores if the runs are no pairs (Welch, 1947). It holds what runs differ by on
+    single rows, too. That of the rows: what all runs say of a row, which is the covariance of the
+    rows' differences between runs. Each variance has its own quantile of Student's t, and the
+    squares of the products are added. If the two models do not differ, at most 5% of the intervals
+    leave out 0, whatever the sizes of the parts (Banerjee, 1960, "Approximate confidence interval
+    for linear functions of means of k populations when the population variances are not equal").
     """
-    random = np.random.default_rng(0)
-    differences = []
-    for counts_Rn in resampled_rows(num_rows, random):
-        first_RS = np.stack([score.resampled(counts_Rn) for score in first], axis=1)
-        second_RS = np.stack([score.resampled(counts_Rn) for score in second], axis=1)
-        # The runs that each resample draws.
-        first_runs_RS = random.integers(len(first), size=first_RS.shape)
-        second_runs_RS = first_runs_RS
-        if not same_seeds:
-            second_runs_RS = random.integers(len(second), size=second_RS.shape)
-        first_R = np.take_along_axis(first_RS, first_runs_RS, axis=1).mean(axis=1)
-        second_R = np.take_along_axis(second_RS, second_runs_RS, axis=1).mean(axis=1)
-        differences.append(second_R - first_R)
-    low, high = np.nanquantile(np.concatenate(differences), INTERVAL).tolist()
-    first_mean = float(np.mean([score_of(score, num_rows) for score in first]))
-    second_mean = float(np.mean([score_of(score, num_rows) for score in second]))
-    return Difference((first_mean, second_mean), (low, high))
+    first_S, second_S = (np.array([score.value() for score in side]) for side in (first, second))
+    means = (float(first_S.mean()), float(second_S.mean()))
+    value = means[1] - means[0]
+    first_SG, second_SG = (
+        np.stack([score.pseudo_values() for score in side]) for side in (first, second)
+    )
+    degrees = first_SG.shape[1] - 1  # of the rows
+    if min(len(first), len(second)) == 1:
+        difference_G = second_SG.mean(axis=0) - first_SG.mean(axis=0)
+        half = half_width([ErrorPart(covariance(difference_G, difference_G), degrees)], LEVEL)
+        return Difference(means, (value - half, value + half), None)
+    if same_seeds:
+        of_runs = paired_part(second_S - first_S)
+        of_rows = covariance_between_runs(second_SG - first_SG)
+    else:
+        of_runs = unpaired_part(first_S, second_S)
+        of_rows = covariance_between_runs(first_SG) + covariance_between_runs(second_SG)
+        of_rows -= 2 * covariance(first_SG.mean(axis=0), second_SG.mean(axis=0))
+    parts = [of_runs, ErrorPart(max(0.0, of_rows), degrees)]
+    half = half_width(parts, LEVEL)
+    return Difference(means, (value - half, value + half), p_value_of(value, parts))
 
 
-def resampled_rows(num_rows: int, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """How often each row is in each resample [R, n], in parts of RESAMPLES."""
-    for _ in range(RESAMPLES // RESAMPLES_AT_ONCE):
-        drawn_Rn = random.integers(num_rows, size=(RESAMPLES_AT_ONCE, num_rows))
-        yield np.stack([np.bincount(row, minlength=num_rows) for row in drawn_Rn]).astype(float)
+def paired_part(differences_S: np.ndarray) -> ErrorPart:
+    num_runs = len(differences_S)
+    return ErrorPart(float(differences_S.var(ddof=1)) / num_runs, num_runs - 1)
+
+
+def unpaired_part(first_S: np.ndarray, second_S: np.ndarray) -> ErrorPart:
+    """With the degrees of freedom of Welch and Satterthwaite."""
+    first, second = map(paired_part, (first_S, second_S))
+    total = first.variance + second.variance
+    if not total:
+        return ErrorPart(0.0, min(first.degrees, second.degrees))
+    squares = first.variance**2 / first.degrees + second.variance**2 / second.degrees
+    return ErrorPart(total, total**2 / squares)
+
+
+def covariance(first_G: np.ndarray, second_G: np.ndarray) -> float:
+    """Of the means of two numbers per row; 0 of a single row."""
+    if len(first_G) == 1:
+        return 0.0
+    products = (first_G - first_G.mean()) * (second_G - second_G.mean())
+    return float(products.sum()) / (len(first_G) - 1) / len(first_G)
+
+
+def covariance_between_runs(values_SG: np.ndarray) -> float:
+    """The mean over all pairs of different runs of the covariance of their means."""
+    num_runs = len(values_SG)
+    sum_G = values_SG.sum(axis=0)
+    of_same_run = sum(covariance(values_G, values_G) for values_G in values_SG)
+    return (covariance(sum_G, sum_G) - of_same_run) / (num_runs * (num_runs - 1))
+
+
+def half_width(parts: Sequence[ErrorPart], level: float) -> float:
+    """Of the interval which chance leaves with a probability of at most `level`."""
+    from scipy.special import stdtrit  # the quantile of Student's t
+
+    present = [part for part in parts if part.variance != 0]
+    squares = [stdtrit(part.degrees, level / 2) ** 2 * part.variance for part in present]
+    return float(sum(squares) ** 0.5)
+
+
+def p_value_of(value: float, parts: Sequence[ErrorPart]) -> float:
+    """The level whose interval ends at 0."""
+    from scipy.optimize import brentq
+
+    if abs(value) < ROUNDING:
+        return 1.0
+    if abs(value) >= half_width(parts, SMALLEST_P_VALUE):
+        return SMALLEST_P_VALUE
+
+    def beyond_zero(log_level: float) -> float:
+        return half_width(parts, float(np.exp(log_level))) - abs(value)
+
+    return float(np.exp(brentq(beyond_zero, np.log(SMALLEST_P_VALUE), 0.0)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of several comparisons, corrected for their number (Holm, 1979)."""
+    order = np.argsort(p_values)
+    factors = np.arange(len(p_values), 0, -1)
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.minimum(1, np.maximum.accumulate(np.array(p_values)[order] * factors))
+    return corrected.tolist()
 
 
 class Calibration(NamedTuple):

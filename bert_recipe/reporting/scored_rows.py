@@ -1,6 +1,6 @@
 """The rows that a run has scored, as the tasks write them to the run's folder.
 
-Legend: n rows, K numbers per row, C classes, R resamples.
+Legend: n rows, C classes.
 """
 
 import json
@@ -252,7 +252,7 @@ def class_scores(
 
 
 def class_f1(sums: np.ndarray) -> np.ndarray:
-    """F1 of each class [R, C]. sums: correct, predicted and expected, of each class [R, 3C]."""
+    """F1 of each class [n, C]. sums: correct, predicted and expected, of each class [n, 3C]."""
     return f1(*np.split(sums, 3, axis=1))
 
 
@@ -264,7 +264,8 @@ def positive_f1(sums: np.ndarray) -> np.ndarray:
 def present_f1(sums: np.ndarray) -> np.ndarray:
     """The mean of the classes that are expected or predicted, as scikit-learn's macro average."""
     _, predicted, expected = np.split(sums, 3, axis=1)
-    return class_f1(sums).sum(axis=1) / (predicted + expected > 0).sum(axis=1)
+    num_present = (predicted + expected > 0).sum(axis=1)
+    return share(class_f1(sums).sum(axis=1), num_present)
 
 
 def matthews(sums: np.ndarray) -> np.ndarray:

@@ -7,9 +7,12 @@ import statistics
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT, read_json
 from scipy import stats
+
+from bert_recipe.reporting.paired_scores import MeanScore, compare_scores, holm
 
 HEADING = re.compile(r"^## ", re.MULTILINE)
 # Of performance.md all tables are results, of other pages those of a section.
@@ -177,7 +180,14 @@ def scores_of(result: dict, side: str, keys: tuple[str, ...], score: str) -> lis
     return [run[score] for run in result["runs"] if run["contestant"].startswith(side)]
 
 
+def check_bold(rows: list[str], p_values: list[float]) -> None:
+    """Only differences that survive Holm's correction over the rows are bold."""
+    bold = [bool(re.search(r"\*\*\[?[-+]\d", row)) for row in rows]
+    assert bold == [p_value < 0.05 for p_value in holm(p_values)]
+
+
 def test_scores_and_intervals_of_performance_md_are_those_of_their_files():
+    rows, p_values = [], []
     for row, result in rows_and_results("Are the scores the same?"):
         task, *cells = (cell.strip() for cell in row.strip("|").split("|"))
         ((keys, score, factor),) = (SCORES[name] for name in SCORES if task.startswith(name))
@@ -186,14 +196,18 @@ def test_scores_and_intervals_of_performance_md_are_those_of_their_files():
             for side in ("this project", "transformers")
         )
         if "summary" not in result:
-            interval = stats.ttest_rel(ours, theirs).confidence_interval()
+            test = stats.ttest_rel(ours, theirs)
         else:  # the files of the first day have Welch's
-            interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+            test = stats.ttest_ind(ours, theirs, equal_var=False)
+        interval = test.confidence_interval()
+        rows.append(row)
+        p_values.append(test.pvalue)
         values = [statistics.mean(ours), statistics.stdev(ours)]
         values += [statistics.mean(theirs), statistics.stdev(theirs)]
         values += [values[0] - values[2], interval.low, interval.high]
         for value, figure in zip(values, figures_of(" ".join(cells)), strict=True):
             assert rounds_to(value, figure), row
+    check_bold(rows, p_values)
 
 
 def test_cpu_seconds_until_a_loss_are_those_of_their_files():
@@ -300,21 +314,40 @@ def test_figures_of_readme_are_those_of_the_pages():
         assert any(set(figures_of(" ".join(cells))) <= each for each in found), row
 
 
+def right_rows(result: dict, model: str, comparison: dict) -> list[MeanScore]:
+    """Which rows each seed of a model got right."""
+    (run,) = (
+        run
+        for run in result["runs"]
+        if all(run[name] == comparison[name] for name in ("task", "fine_tuning"))
+        if run["model"] == model
+    )
+    by_seed = {one["seed"]: one["right"] for one in run["seeds"]}
+    return [
+        MeanScore(np.array(list(map(int, by_seed[seed])), float)) for seed in comparison["seeds"]
+    ]
+
+
 def test_scores_before_and_after_more_pre_training_are_those_of_their_file():
-    for row in result_rows("docs/continue_pretraining.md", "What was measured?"):
+    rows = result_rows("docs/continue_pretraining.md", "What was measured?")
+    p_values = []
+    for row in rows:
         (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
-        result = read_json(ROOT / "benchmarks" / "results" / name)
+        result = read_result(name)
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         model, task, fine_tuning, *scores = cells[:-1]
-        (found,) = (
-            comparison
-            for comparison in result["comparisons"]
-            if (comparison["after"], comparison["task"]) == (model, task)
-            if fine_tuning.startswith(f"{comparison['fine_tuning']}, {len(comparison['seeds'])} ")
+        (comparison,) = (
+            one
+            for one in result["comparisons"]
+            if (one["after"], one["task"]) == (model, task)
+            if fine_tuning.startswith(f"{one['fine_tuning']}, {len(one['seeds'])} ")
         )
-        values = [found["accuracy_before"], found["accuracy_after"], found["difference"]]
-        values += found["interval"]
+        sides = (right_rows(result, comparison[name], comparison) for name in ("before", "after"))
+        difference = compare_scores(*sides, True)
+        values = [*difference.means, difference.value, *difference.interval]
+        assert comparison["interval"] == pytest.approx(difference.interval)
         figures = re.findall(r"[-+]?\d+\.\d", " ".join(scores))
-        assert len(figures) == len(values)
         for value, figure in zip(values, figures, strict=True):
             assert rounds_to(100 * value, figure), row
+        p_values.append(difference.p_value)
+    check_bold(rows, p_values)

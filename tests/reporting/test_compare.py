@@ -1,5 +1,5 @@
-"""Two runs compared: scores against those of the tasks, intervals against a written loop, and the
-program.
+"""Two runs compared: scores against those of the tasks, intervals against the analysis of variance,
+verdicts against runs that do not differ, and the program.
 """
 
 import json
@@ -11,7 +11,7 @@ import pytest
 from glue_runs import make_files, own_files
 from glue_runs import run as glue_run
 from log_files import only_phase
-from scipy import optimize
+from scipy import optimize, stats
 from scored_runs import KINDS, NUM_ROWS, remove_last_row, write_run
 from sklearn.metrics import f1_score, matthews_corrcoef
 from small_runs import run_here
@@ -19,8 +19,14 @@ from small_runs import run_here
 import compare
 import report
 from bert_recipe.reporting import paired_scores
-from bert_recipe.reporting.comparison import differences_of, read_model
-from bert_recipe.reporting.paired_scores import MeanScore, calibration, compare_scores
+from bert_recipe.reporting.comparison import corrected, differences_of, read_model
+from bert_recipe.reporting.paired_scores import (
+    MeanScore,
+    OrderScore,
+    calibration,
+    compare_scores,
+    holm,
+)
 from bert_recipe.reporting.records import differences
 from bert_recipe.reporting.scored_rows import class_scores
 
@@ -28,11 +34,6 @@ RESUME = ("--resume-from-checkpoint",)
 # Of tokens, which differ between models.
 NOT_COMPARED = {("texts with entities", "accuracy")}
 RECORD = {"identity": {}, "hyperparameters": {"--label-separator": "; "}}
-
-
-@pytest.fixture(autouse=True)
-def _few_resamples(monkeypatch):
-    monkeypatch.setattr(paired_scores, "RESAMPLES", 50)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,37 +61,114 @@ def test_scores_of_both_runs_are_those_of_the_task(tmp_path, kind):
         ("matthews_correlation", 3, matthews_corrcoef),
     ],
 )
-def test_scores_of_resamples_are_those_of_scikit_learn(name, classes, metric):
+def test_scores_without_a_row_are_those_of_scikit_learn(name, classes, metric):
     random = np.random.default_rng(0)
-    true, found = random.integers(classes, size=(2, 12))  # so few that classes are missing
-    score = class_scores(true, found, classes, [name])[name]
-    counts = np.stack([np.bincount(random.integers(12, size=12), minlength=12) for _ in range(20)])
-    counts[0] = 12 * (np.arange(12) == 3)  # one class only
-    expected = [metric(np.repeat(true, row), np.repeat(found, row)) for row in counts]
-    assert score.resampled(counts.astype(float)) == pytest.approx(expected)
+    true, predicted = random.integers(classes, size=(2, 12))  # so few that classes are missing
+    score = class_scores(true, predicted, classes, [name])[name]
+    whole = metric(true, predicted)
+    assert score.value() == pytest.approx(whole)
+    pairs = [(np.delete(true, row), np.delete(predicted, row)) for row in range(12)]
+    expected = [12 * whole - 11 * metric(*pair) for pair in pairs]
+    assert score.pseudo_values() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("runs", "same_seeds"), [((1, 1), True), ((3, 3), True), ((2, 3), False)])
-def test_interval_is_that_of_a_loop_over_resamples_of_rows_and_runs(monkeypatch, runs, same_seeds):
-    monkeypatch.setattr(paired_scores, "RESAMPLES", 4000)
+def test_the_jackknife_of_a_correlation_leaves_groups_of_rows_out(monkeypatch):
     random = np.random.default_rng(0)
-    sides = [
-        [(random.random(40) < share + 0.1 * place).astype(float) for place in range(count)]
-        for count, share in zip(runs, (0.4, 0.6), strict=True)
-    ]
-    found = compare_scores(*([MeanScore(own) for own in side] for side in sides), 40, same_seeds)
-    differences = []
-    for _ in range(4000):
-        rows = random.integers(40, size=40)
-        values, chosen = [], None
-        for side in sides:
-            if chosen is None or not same_seeds:
-                chosen = random.integers(len(side), size=len(side))
-            values.append(np.mean([side[run][rows].mean() for run in chosen]))
-        differences.append(values[1] - values[0])
-    expected = np.quantile(differences, (0.025, 0.975)).tolist()
-    assert found.interval == pytest.approx(expected, abs=0.03)
-    assert found.means == pytest.approx([np.mean(side) for side in sides])
+    labels, predictions = random.normal(size=(2, 60))
+
+    def correlation(*pair: np.ndarray) -> float:
+        return np.corrcoef(*pair)[0, 1]
+
+    score = OrderScore(labels, predictions + labels, correlation)
+    # Fisher's standard error, for many rows.
+    expected = (1 - score.value() ** 2) / 60**0.5
+    assert score.pseudo_values().std(ddof=1) / 60**0.5 == pytest.approx(expected, rel=0.3)
+    monkeypatch.setattr(paired_scores, "MAX_GROUPS", 30)
+    assert score.pseudo_values().std(ddof=1) / 30**0.5 == pytest.approx(expected, rel=0.3)
+
+
+def variances(values_SG: np.ndarray) -> tuple[float, float, float]:
+    """Of the mean of a table: of runs, of rows, and of what is left, by the analysis of variance of
+    two ways.
+    """
+    runs, rows = values_SG.shape
+    left = values_SG - values_SG.mean(0) - values_SG.mean(1, keepdims=True) + values_SG.mean()
+    of_left = (left**2).sum() / (runs - 1) / (rows - 1) / values_SG.size
+    return (values_SG.mean(1).var(ddof=1) / runs, values_SG.mean(0).var(ddof=1) / rows, of_left)
+
+
+@pytest.mark.parametrize("runs", [(3, 3), (2, 4)])
+def test_each_part_of_the_error_is_counted_once_with_its_own_degrees(runs):
+    random = np.random.default_rng(2)
+    hard = random.random(40)
+    first, second = (
+        (easy + random.random((count, 40)) > 1).astype(float)
+        for count, easy in zip(runs, (hard, 1.2 - hard), strict=True)
+    )
+    sides = [[MeanScore(values) for values in side] for side in (first, second)]
+    same_seeds = runs[0] == runs[1]
+    result = compare_scores(*sides, same_seeds)
+    value = second.mean() - first.mean()
+    of_rows = (second.mean(0) - first.mean(0)).var(ddof=1) / 40
+    if same_seeds:
+        of_runs, of_rows, left = variances(second - first)
+        degrees = 2.0
+    else:
+        (one, _, left), (other, _, other_left) = variances(first), variances(second)
+        welch = stats.ttest_ind(first.mean(1), second.mean(1), equal_var=False)
+        of_runs, left, degrees = one + other, left + other_left, welch.df
+    for level, half in ((0.05, np.diff(result.interval)[0] / 2), (result.p_value, value)):
+        squares = stats.t.isf(level / 2, degrees) ** 2 * of_runs
+        squares += stats.t.isf(level / 2, 39) ** 2 * (of_rows - left)
+        assert half == pytest.approx(squares**0.5), level
+    assert result.means == pytest.approx((first.mean(), second.mean()))
+
+
+def drawn_scores(random: np.random.Generator, runs: int, share: float, noise: float, hard):
+    """Of `runs` runs of a model. noise: of the share of right rows, from run to run."""
+    scores = []
+    for _ in range(runs):
+        share_of_run = share + noise * random.normal()
+        of_run = random.random(len(hard))
+        is_by_row = random.random(len(hard)) < 0.7
+        is_right = np.where(is_by_row, hard, of_run) < share_of_run
+        scores.append(MeanScore(is_right.astype(float)))
+    return scores
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05, 0.09])
+@pytest.mark.parametrize("runs", [2, 3, 5])
+def test_runs_of_the_same_model_are_rarely_said_to_differ(noise, runs):
+    """In at most 6% of trials, and prints how often a true difference of 10 points is seen."""
+    for same_seeds in (True, False):
+        random = np.random.default_rng(0)
+        shares = {}
+        for gain, trials in ((0.0, 600), (0.1, 100)):
+            verdicts = []
+            for _ in range(trials):
+                hard = random.random(200)  # the same rows for both
+                sides = (drawn_scores(random, runs, 0.65 + more, noise, hard) for more in (0, gain))
+                verdicts.append(compare_scores(*sides, same_seeds).is_shown)
+            shares[gain] = np.mean(verdicts)
+        how = "pairs of seeds" if same_seeds else "other seeds"
+        print(f"noise {noise}, {runs} {how}: false {shares[0.0]:.3f}, power {shares[0.1]:.2f}")
+        assert shares[0.0] <= 0.06
+
+
+def test_models_with_other_mistakes_and_noise_are_rarely_said_to_differ():
+    random = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(400):
+        first = drawn_scores(random, 3, 0.65, 0.01, random.random(200))
+        second = drawn_scores(random, 3, 0.65, 0.05, random.random(200))
+        verdicts.append(compare_scores(first, second, False).is_shown)
+    assert np.mean(verdicts) <= 0.06
+
+
+def test_corrected_p_values_are_holms():
+    # Worked by hand: 4 x .01, 3 x .02, then the largest so far, and 1 x .3.
+    assert holm([0.02, 0.3, 0.01, 0.025]) == pytest.approx([0.06, 0.3, 0.04, 0.06])
+    assert holm([0.9, 0.8]) == pytest.approx([1, 1]) and holm([]) == []
 
 
 def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_loss():
@@ -120,6 +198,33 @@ def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_los
     assert found.error == pytest.approx(error)
     assert found.temperature == pytest.approx(expected, rel=1e-3)
     assert found.temperature == pytest.approx(3, rel=0.15)
+
+
+def test_one_seed_is_never_better_and_several_runs_are_corrected(tmp_path):
+    random = np.random.default_rng(0)
+    for name, share in (("a", 0.2), ("b", 0.95), ("c", 0.9)):
+        for seed in (1, 2, 3):
+            write_right_rows(tmp_path / name / f"seed-{seed}", random.random(200) < share)
+    one = run(*(tmp_path / name / "seed-1" for name in "ab")).stdout
+    assert "another seed may turn it" in one and "| one seed" in one and "than A" not in one
+    mixed = run(tmp_path / "a" / "seed-1", tmp_path / "b").stdout
+    assert "another seed may turn it" in mixed and "than A" not in mixed
+    several = run(*(tmp_path / name for name in "abc")).stdout
+    assert several.count("accuracy: B is better than A") == 2
+    assert "accuracy: B is worse than A" in run(tmp_path / "b", tmp_path / "a").stdout
+    (alone,) = differences_of(*(read_model(tmp_path / name) for name in "ab"))
+    ((two,), _) = corrected([[alone], [alone]])
+    assert two.difference.p_value == 2 * alone.difference.p_value
+
+
+def write_right_rows(folder: Path, is_right: np.ndarray) -> None:
+    """A run's scored rows."""
+    folder.mkdir(parents=True)
+    lines = ["text\tlabel\tprediction\tprobability a\tprobability b"]
+    for row, right in enumerate(is_right):
+        lines.append(f"row {row}\ta\t{'a' if right else 'b'}\t0.5\t0.5")
+    (folder / "eval_predictions.tsv").write_text("\n".join(lines) + "\n")
+    (folder / "scores.json").write_text(json.dumps({"accuracy": float(is_right.mean())}))
 
 
 def run(*paths: Path):
@@ -165,7 +270,7 @@ def test_the_page_says_what_the_scores_of_two_runs_show(tmp_path):
     report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])
     text = page.read_text().replace("<wbr>", "")
     (one, *_) = differences_of(*(read_model(tmp_path / name) for name in "ab"))
-    assert f"{one.title} {100 * one.difference.value:+.2f} points" in text
+    assert f"{100 * one.difference.value:+.2f} points" in text
     assert "starting_weights" in text and "No logged setting" not in text
     remove_last_row(tmp_path / "b" / "classification")
     report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])

@@ -15,13 +15,14 @@ from scripts import compare_on_task
 @pytest.mark.parametrize(
     ("interval", "words"),
     [
-        ((-0.2, -0.1), "-15.00 points (95% interval -20.00 to -10.00, 600 rows): the model became"),
-        ((-0.2, 0.1), "these rows do not show a difference"),
+        ((-0.2, -0.1), "-15.00 points (95% interval -20.00 to -10.00, p 0.010, 600 rows): the mod"),
+        ((-0.2, 0.1), "no difference is shown"),
         ((0.1, 0.2), ": better"),
     ],
 )
 def test_a_model_that_became_worse_is_said_to_be_worse(interval, words):
-    difference = Difference((0.5, 0.5 + sum(interval) / 2), interval)
+    p_value = 0.5 if interval[0] < 0 < interval[1] else 0.01
+    difference = Difference((0.5, 0.5 + sum(interval) / 2), interval, p_value)
     text = compare_on_task.describe(ScoreDifference("", "accuracy", 600, difference))
     assert words in text
 
