@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.known_tools import LABEL_STUDIO
 from bert_recipe.utils.parquet_values import class_names, named_class
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
@@ -21,6 +22,7 @@ SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
 BYTE_ORDER_MARK = "\ufeff"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+LIST_AS_TEXT = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)  # as pandas writes it to CSV
 
 Row = dict[str, Any]
 
@@ -190,6 +192,50 @@ def not_a_string(value: Any, column: str) -> str:
     return f"{column!r} is {value!r}, expected a string: correct the line"
 
 
+def plain_row(row: Row, columns: Sequence[str] = ()) -> Row:
+    """A row of an annotation tool as columns: of Label Studio's JSON-MIN, where several labels are
+    `{"choices": [...]}`, these labels. columns: those that are used. Raises ValueError for a row
+    that Prodigy's annotator did not accept, unless the answer is the label.
+    """
+    answer = row.get("answer")
+    if "_task_hash" in row and (
+        answer == "ignore" or (answer == "reject" and "answer" not in columns)
+    ):
+        advice = "" if answer == "ignore" else ", or learn accept and reject: --label-column answer"
+        raise ValueError(f"Prodigy's answer is {answer!r}: leave the row out{advice}")
+    return {name: plain_choice(value) for name, value in row.items()}
+
+
+def plain_choice(value: Any) -> Any:
+    is_choice = isinstance(value, dict) and isinstance(value.get("choices"), list)
+    return value["choices"] if is_choice else value
+
+
+def texts_in(row: Row, columns: Sequence[str]) -> list[str]:
+    """The texts of columns that have one text or, as in FlagEmbedding's files, a list of them.
+    Raises ValueError for anything else.
+    """
+    texts_of_columns: list[str] = []
+    for name in columns:
+        texts = row[name] if isinstance(row[name], list) else [row[name]]
+        if not texts:
+            raise ValueError(f"no text in {name!r}: give one")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(not_a_string(wrong[0], name))
+        texts_of_columns += texts
+    return texts_of_columns
+
+
+def check_lists(place: str, row: Row, columns: Sequence[str]) -> None:
+    """Raises UserError if a column of a file's first row, at `place`, has a list as text."""
+    for name in columns:
+        if isinstance(row[name], str) and LIST_AS_TEXT.fullmatch(row[name]):
+            raise UserError(
+                f"{place}: {name!r} is a list that was written as text, {row[name]!r:.40}: give "
+                f"JSON lines (pandas: to_json(FILE, orient='records', lines=True))"
+            )
+
+
 def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:
     """What is wrong if not each of `columns`, by default each of `names`, is in `names` once."""
     if not names:
@@ -272,6 +318,7 @@ def read_json_lines(
         try:
             row = json.loads(line)
             why = None
+            refuse_nested(file, row)
             if not isinstance(row, dict):
                 why = "not a JSON object: a .jsonl file has one per line"
             elif "\\u" in line:  # else all characters are valid
@@ -307,17 +354,27 @@ def read_json_list(
             file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
             return
         content = None  # JSON lines are not one value
+    refuse_nested(file, content)
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
         file_of_lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
         yield from read_json_lines(file_of_lines, columns)
         return
     for number, row in enumerate(rows, 1):
+        refuse_nested(file, row)
         why = "not a JSON object" if not isinstance(row, dict) else bad_text(row, columns)
         if why is None:
             yield number, row
         else:
             file.on_bad(file.where(number), why)
+
+
+def refuse_nested(file: TextFile, row: Any) -> None:
+    """Raises UserError for a task of Label Studio with its annotations."""
+    if not isinstance(row, dict) or not isinstance(row.get("data"), dict):
+        return
+    if any(isinstance(row.get(name), list) for name in ("annotations", "completions")):
+        raise UserError(f"{file.path}: {LABEL_STUDIO}")
 
 
 def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:

@@ -1,6 +1,5 @@
 """What run_glue.py refuses, before anything is written."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,6 @@ def places(inputs, glue_files, tmp_path_factory) -> dict[str, Path]:
 
 def csv_rows(*labels: str) -> str:
     return "text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate(labels))
-
-
-def annotated(annotations: list) -> dict[str, str]:
-    return {"own.json": json.dumps([{"data": {"text": "a"}, "annotations": annotations}])}
 
 
 COMMAND_LINES = [
@@ -230,19 +225,18 @@ TABLES = [
         "'toxic' is '-1', expected 0 or 1",
         {"own.csv": "text,label,toxic\na,1,-1\n"},
     ),
-    # Annotations of Label Studio.
+    # Annotation tools.
     *(
-        (OWN.replace(".csv", ".json"), says, annotated(annotations))
-        for says, annotations in (
-            ("'annotations' is [None], expected a list of objects", [None]),
-            ("'result' is None, expected a list of objects", [{"result": None}]),
-            ("'result' is [None], expected a list of objects", [{"result": [None]}]),
-            ("'value' is None, expected an object", [{"result": [{"value": None}]}]),
-            (
-                "no column 'label'; it has 'text', 'mood'",
-                [{"result": [{"from_name": "mood", "value": {"choices": ["x"]}}]}],
-            ),
+        (OWN.replace(".csv", ".json"), "own.json: this is Label Studio's JSON: convert", annotated)
+        for annotated in (
+            {"own.json": [{"data": {"text": "a"}, "annotations": [{"result": []}]}]},
+            {"own.json": {"data": {"text": "a"}, "completions": []}},
         )
+    ),
+    (
+        LINES,
+        "Prodigy's answer is 'reject': leave the row out, or learn accept and reject",
+        {"own.jsonl": {"text": "a", "label": "x", "answer": "reject", "_task_hash": 1}},
     ),
 ]
 

@@ -39,6 +39,14 @@ LINES = [
     train("a.csv", "word,tag\nAnna,B-PER\n", "does not end in a tag such as O or B-PER"),
     # Columns of tags.
     train(
+        "a.iob2",
+        "1\tAnna\tB-PER\t-\tann\n2\tleft\tO\t-\tann\n",
+        "last of its 5 columns has 'ann', which is no tag such as B-PER: say ...--label-column 3",
+    ),
+    train(
+        "a.txt", "New York B-LOC\nis O\n", ":2: ...has 2 columns, and the first word of the file 3"
+    ),
+    train(
         "a.tsv",
         NESTED,
         "column 3 has tags of LOC, ORG, and column 4 of LOC: choose one with --label-column 3",
@@ -83,12 +91,12 @@ ROWS = [
     train(
         "a.jsonl",
         {"data": {"text": "Anna"}, "annotations": []},
-        "0 annotations, expected one",
+        "a.jsonl: this is Label Studio's JSON: convert it as docs/other_tools.md says",
     ),
     train(
         "a.jsonl",
         '{"text": "a", "spans": [], "answer": "reject", "_task_hash": 1}',
-        "the answer is 'reject'",
+        "Prodigy's answer is 'reject': leave the row out",
     ),
 ]
 

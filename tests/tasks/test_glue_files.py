@@ -348,13 +348,13 @@ def test_labels_of_equal_value_in_another_file_are_the_same(tmp_path, known, wri
     assert read_examples(tmp_path / "a.csv", spec, labelled=True).labels == [read]
 
 
-def test_classes_of_label_studio_are_read(tmp_path):
-    done = {"result": [{"from_name": "mood", "value": {"choices": ["good"]}}]}
-    rows = [
-        {"data": {"text": "a"}, "annotations": [{"was_cancelled": True}, done]},
-        {"text": "b", "mood": {"choices": ["bad"]}},
-        {"text": "c", "mood": "bad"},
-    ]
+def test_classes_of_annotation_tools_are_read(tmp_path):
+    """Label Studio's JSON-MIN, and Prodigy's answers, which are a class if the user says so."""
+    rows = [{"text": "b", "mood": {"choices": ["bad"]}}, {"text": "c", "mood": "bad"}]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     examples = read_examples(tmp_path / "a.json", custom_spec("text", None, "mood"), labelled=True)
-    assert (examples.texts, examples.labels) == (["a", "b", "c"], ["good", "bad", "bad"])
+    assert (examples.texts, examples.labels) == (["b", "c"], ["bad", "bad"])
+    answers = [{"text": "a", "answer": answer, "_task_hash": 1} for answer in ("accept", "reject")]
+    write_json_lines(tmp_path / "b.jsonl", answers)
+    spec = custom_spec("text", None, "answer")
+    assert read_examples(tmp_path / "b.jsonl", spec, True).labels == ["accept", "reject"]

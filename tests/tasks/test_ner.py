@@ -195,7 +195,9 @@ def test_all_tokens_of_a_word_are_labelled_if_a_bare_text_does_not_show_where_wo
     words, labelled, tmp_path
 ):
     last = "O" if labelled[0][:2] == "B-" else "IN"
-    train = write_conll(tmp_path / "a.txt", [tuple(zip(*words, strict=True)), (["in"], [last])])
+    train = tmp_path / "a.txt"
+    rows = [f"{word}\t{tag}\n" for word, tag in words]
+    train.write_text("".join([*rows, f"\nin\t{last}\n"]))
     task, dataset = TokenClassificationTask(32, train_file=train).training_set(TOKENIZER)
     tags = [task.labels[label] for label in dataset.labels["tags"] if label >= 0]
     assert tags == [*labelled, last]

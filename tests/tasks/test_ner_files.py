@@ -36,43 +36,8 @@ def test_all_schemes_become_iob2(tmp_path):
                 "entities": [{"id": 1, "label": "PER", "start_offset": 3, "end_offset": 7}],
             },
         ),
-        (
-            "studio.json",
-            [
-                {
-                    "data": {"text": "😀 Anna left"},
-                    "annotations": [
-                        {
-                            "result": [
-                                {"value": {"start": 3, "end": 7, "text": "Anna", "labels": ["PER"]}}
-                            ]
-                        }
-                    ],
-                }
-            ],
-        ),
-        (
-            "min.json",
-            [{"text": "Oh Anna left", "label": [{"start": 3, "end": 7, "labels": ["PER"]}]}],
-        ),
         ("hf.json", {"tokens": ["Anna", "left"], "ner_tags": ["B-PER", "O"]}),
         ("hf.json", {"data": [{"words": ["Anna", "left"], "ner": ["B-PER", "O"]}]}),
-        (
-            "studio_with_relations.json",
-            [
-                {
-                    "data": {"review": "Oh Anna left", "id": 7},
-                    "annotations": [
-                        {
-                            "result": [
-                                {"value": {"start": 3, "end": 7, "labels": ["PER"]}},
-                                {"type": "relation", "from_id": "a", "to_id": "b"},
-                            ]
-                        }
-                    ],
-                }
-            ],
-        ),
         (
             "prodigy.jsonl",
             {
@@ -98,9 +63,15 @@ def test_columns_with_comments_and_numbers_are_read(tmp_path):
     path = tmp_path / "a.conll"
     path.write_text("# text = Anna\n1\tAnna\tX\tB-PER\n2\tleft\tX\tO\n\n#\tx\n1\t1\tX\tO\n")
     assert [each.words for each in read_sentences(path, True)] == [["Anna", "left"], ["1"]]
-    path.write_text("1 X O\n2 X O\n\n1 X O\n1 X B-N\n\n# X O\n")
-    words = [["1", "2"], ["1", "1"], ["#"]]
+    path.write_text("1 X O\n3 X O\n\n1 X O\n1 X B-N\n\n# X O\n")
+    words = [["1", "3"], ["1", "1"], ["#"]]
     assert [each.words for each in read_sentences(path, True)] == words
+    path.write_text("1 X O\n2 X O\n\n1 X O\n1 X B-N\n")
+    with pytest.raises(UserError, match="counts the words at line 1, and does not at line 4"):
+        read_sentences(path, True)
+    for number, words in ("1", [["1", "2"], ["1", "1"]]), ("2", [["X", "X"]] * 2):
+        sentences = read_sentences(path, True, chosen=SentenceColumns(number))
+        assert [each.words for each in sentences] == words
 
 
 # GermEval 2014: number, word, tag, tag of the entity inside.
@@ -196,6 +167,11 @@ def test_a_word_that_is_a_blank_has_no_token_and_no_label(tmp_path, name, conten
         ("B-PER L-PER U-LOC", "B-PER I-PER B-LOC"),
         ("B I O", "B-ENTITY I-ENTITY O"),
         ("B M E", "B-ENTITY I-ENTITY I-ENTITY"),
+        ("b-per i-per o", "B-per I-per O"),
+        ("B-per l-Per U_LOC", "B-per B-Per B-LOC"),
+        ("b i o", "B-ENTITY I-ENTITY O"),
+        ("I I O", "B-ENTITY I-ENTITY O"),
+        ("e-mail noun verb", "e-mail noun verb"),
         ("PER PER O", "B-PER I-PER O"),
         ("person-actor O location-GPE", "B-person-actor O B-location-GPE"),
         ("NOUN VERB -LRB-", "NOUN VERB -LRB-"),
@@ -217,7 +193,8 @@ def test_what_one_file_does_not_show_is_read_as_in_the_files_beside_it(tmp_path)
     (tmp_path / "train.conllu").write_text("1\tAnna\tPER\n2\tging\tO\n3\theim\tO\n")
     (tmp_path / "dev.conllu").write_text("1\tAnna\tPER\n2\tEva\tLOC\n")
     files = {"train_file": tmp_path / "train.conllu", "eval_file": tmp_path / "dev.conllu"}
-    task, dataset = TokenClassificationTask(**files).training_set(TOKENIZER)
+    task = TokenClassificationTask(**files, columns=SentenceColumns(tags="3"))
+    task, dataset = task.training_set(TOKENIZER)
     assert task.labels == ("O", "B-PER") and dataset.sentences[0].words == ["Anna", "ging", "heim"]
     (development,) = task.prediction_sets(TOKENIZER)
     rows = [(list(each.words), each.tags) for each in development.dataset.sentences]
@@ -232,60 +209,72 @@ def test_parts_of_speech_are_a_column_of_conllu(tmp_path):
     assert (sentence.words, sentence.tags) == (["Anna", "."], ["PROPN", "PUNCT"])
 
 
+# What the last of three columns has in files that people bring, beside tags in the second.
+LAST_COLUMNS = {
+    "annotators": ("anna", "ben"),
+    "confidences": ("0.98", "1.0"),
+    "lemmas": ("be", "O"),
+    "remarks": ("SpaceAfter=No", "_"),
+    "parts of speech": ("NOUN", "VERB"),
+    "types": ("PER", "O"),
+    "a tag at the other end": ("PER-B", "O"),
+}
+
+
+@pytest.mark.parametrize("values", LAST_COLUMNS.values(), ids=LAST_COLUMNS.keys())
+def test_the_last_of_several_columns_has_the_tags_only_if_it_reads_as_a_scheme(tmp_path, values):
+    path = tmp_path / "a.tsv"
+    first, second = values
+    path.write_text(f"Anna\tB-PER\t{first}\nleft\tO\t{second}\n")
+    says = f"the last of its 3 columns has {first!r}, .*such as --label-column 2$"
+    with pytest.raises(UserError, match=says):
+        read_sentences(path, True)
+    (sentence,) = read_sentences(path, True, chosen=SentenceColumns(tags="2"))
+    assert sentence.tags == ["B-PER", "O"]
+    (sentence,) = read_sentences(path, True, chosen=SentenceColumns(tags="3"))
+    assert len(sentence.tags) == 2
+
+
+@pytest.mark.parametrize("tags", ["B-PER O", "b-per o", "B O", "i I", "U-PER L-LOC", "S_X M_X"])
+def test_schemes_are_tags_in_the_last_of_several_columns(tmp_path, tags):
+    first, second = tags.split()
+    (tmp_path / "a.txt").write_text(f"Anna NNP {first}\nleft VBD {second}\n")
+    (sentence,) = read_sentences(tmp_path / "a.txt", True)
+    assert sentence.entities
+
+
+def test_classes_of_words_are_named(tmp_path, capsys):
+    for tags, says in (
+        ("NOUN VERB", "each word has one of 2 classes: NOUN, VERB"),
+        (
+            "PER O",
+            "entities of: PER",
+        ),
+    ):
+        first, second = tags.split()
+        (tmp_path / "a.tsv").write_text(f"Anna\t{first}\nleft\t{second}\n")
+        TokenClassificationTask(train_file=tmp_path / "a.tsv").training_set(TOKENIZER)
+        assert f"a.tsv: {says}\n" in capsys.readouterr().out
+
+
+def test_a_mistake_among_tags_of_a_scheme_makes_no_classes(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("Anna\tPERSON\nEva\tPERSON\n\nleft\tO\nBen\tB-PER\n")
+    with pytest.raises(UserError, match=r"line 1: .*does not end in a tag such as O or B-PER"):
+        read_sentences(path, True)
+
+
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("span", "says"),
     [
-        # JavaScript counts the emoji as two; the span would divide words otherwise.
-        ([("😀 Anna left", 3, 7)], "Anna"),
-        ([("😀 Anna left", 2, 6)], "Anna"),
-        ([("北京很大", 0, 2), ("😀😀我去北京了", 6, 8)], "北京"),
-        ([("北京很大", 0, 2), ("😀😀我去北京了", 4, 6)], "北京"),
-        ([("😀😀我去北京", 6, 8)], "北京"),  # beyond the end of the text
-        ([("😀 안녕 서울에서", 6, 8)], "서울"),
-        ([("👩🏽 राम आया", 5, 8)], "राम"),
+        ({"start": 3, "end": 7, "label": "PER", "text": "Anna"}, "is 'nna ' in the text: count"),
+        (
+            {"start": 3, "end": 7, "labels": ["PER"]},
+            "Label Studio's JSON: convert it as docs/other",
+        ),
     ],
 )
-def test_offsets_that_javascript_counts_are_those_of_characters(tmp_path, rows, expected):
-    path = tmp_path / "a.jsonl"
-    lines = [{"text": text, "label": [[start, end, "X"]]} for text, start, end in rows]
-    write_json_lines(path, lines)
-    *_, sentence = read_sentences(path, True)
-    (entity,) = sentence.entities
-    assert sentence.shown_entity(entity) == expected
-
-
-AMBIGUOUS = ("😀张伟去北京看海", 2, 4)  # 伟去, or in UTF-16 张伟
-
-
-@pytest.mark.parametrize(
-    ("train", "words", "expected"),
-    [
-        ([AMBIGUOUS], {}, None),
-        ([AMBIGUOUS], {"text": "张伟"}, "张伟"),
-        ([AMBIGUOUS], {"text": "伟去"}, "伟去"),
-        ([("张伟在", 0, 2)], {}, "张伟"),  # what the other file covers
-        ([("伟去了", 0, 2)], {}, "伟去"),
-        ([("😀 Anna left", 3, 7), ("😀 안녕 서울에서", 6, 8)], {}, "张伟"),
-        ([("😀 Anna left", 2, 6), ("😀 안녕 서울에서", 5, 7)], {}, "伟去"),
-    ],
-)
-def test_offsets_are_counted_as_in_all_files_or_refused(tmp_path, train, words, expected):
-    for name, rows in (("train", train), ("dev", [AMBIGUOUS])):
-        lines = [
-            {"text": text, "spans": [{"start": start, "end": end, "label": "X", **words}]}
-            for text, start, end in rows
-        ]
-        write_json_lines(tmp_path / f"{name}.jsonl", lines)
-    task = TokenClassificationTask(
-        train_file=tmp_path / "train.jsonl", eval_file=tmp_path / "dev.jsonl"
-    )
-    if expected is None:
-        with pytest.raises(
-            UserError, match=r"train.jsonl:1: the span \[2, 4\] is '伟去', or '张伟' if"
-        ):
-            task.training_set(TOKENIZER)
-        return
-    task, _ = task.training_set(TOKENIZER)
-    (development,) = task.prediction_sets(TOKENIZER)
-    (sentence,) = development.dataset.sentences
-    assert [sentence.shown_entity(each) for each in sentence.entities] == [expected]
+def test_spans_of_tools_in_javascript_are_refused(tmp_path, span, says):
+    write_json_lines(tmp_path / "a.jsonl", [{"text": "😀 Anna left", "spans": [span]}])
+    with pytest.raises(UserError, match=says):
+        read_sentences(tmp_path / "a.jsonl", True)

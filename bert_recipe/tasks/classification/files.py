@@ -13,13 +13,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.tables import Row, absent_column, not_a_string, read_rows
+from bert_recipe.utils.tables import (
+    Row,
+    absent_column,
+    check_lists,
+    not_a_string,
+    plain_row,
+    read_rows,
+    texts_in,
+)
 from bert_recipe.utils.text_files import table_parts
 
 Cell = TypeVar("Cell")
@@ -126,7 +133,7 @@ def read_part(
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
             if file.format.startswith(".json"):
-                row = plain_row(row)
+                row = plain_row(row, columns)
             if problem := absent_column(row, columns):
                 if skips_incomplete:
                     skipped += 1

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings
-from bert_recipe.tasks.annotation_files import check_lists, texts_in
 from bert_recipe.tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
 from bert_recipe.tasks.labels import is_number
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
@@ -15,7 +14,7 @@ from bert_recipe.utils.command_line import (
     MAX_FLOAT32,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.tables import Row, read_texts
+from bert_recipe.utils.tables import Row, check_lists, read_texts, texts_in
 from bert_recipe.utils.text_files import TextFile, table_parts
 
 

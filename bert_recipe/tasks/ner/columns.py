@@ -4,7 +4,6 @@ CoNLL's and CoNLL-U's.
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,7 +17,6 @@ NUMBER = re.compile(r"\d+")
 # In CoNLL-U: "2-3" for a word that is written as one and divided, "3.1" for one that is not written
 UNWRITTEN = re.compile(r"\d+[-.]\d+")
 COMMENT = re.compile(r"#\s*\S+\s*=\s")
-NUMBERED_SHARE = 0.9  # of lines that begin with a number
 CONLL_U_COLUMNS = 10  # the fourth one has parts of speech, the last one remarks
 
 
@@ -35,70 +33,56 @@ class SentenceColumns(NamedTuple):
 class Columns:
     """What the lines of a file have in common, but for comments.
 
-    counts: lines by the number of columns.
+    num_columns, is_tabbed: of the first word.
     tags: of the column `tag_at`, without those of words that are not written.
-    counted, uncounted: sentences of several words whose first columns count from 0 or 1, and
-        others.
+    counted: the line of the first sentence of several words whose first columns count from 0 or 1.
+    uncounted: of the first one whose first columns are other numbers.
     """
 
     tag_at: int | None
-    counts: Counter[int] = field(default_factory=Counter)
-    tags: Counter[str] = field(default_factory=Counter)
-    num_tabbed: int = 0
-    num_numbered: int = 0
-    counted: int = 0
-    uncounted: int = 0
+    num_columns: int = 0
+    is_tabbed: bool = False
+    tags: set[str] = field(default_factory=set)
+    counted: int | None = None
+    uncounted: int | None = None
     first_column: list[str] = field(default_factory=list)  # of the current sentence
+    start: int = 0  # its line
 
-    def add(self, line: str, columns: list[str]) -> None:
-        """Counts a line of a sentence, which has the `columns`."""
-        self.counts[len(columns)] += 1
-        self.num_tabbed += "\t" in line
+    def add(self, number: int, line: str, columns: list[str]) -> None:
+        """Takes line `number`, which is in a sentence and has the `columns`."""
+        if not self.num_columns:
+            self.num_columns, self.is_tabbed = len(columns), "\t" in line
+        if not self.first_column:
+            self.start = number
         self.first_column.append(columns[0])
-        is_unwritten = UNWRITTEN.fullmatch(columns[0]) is not None
-        self.num_numbered += is_unwritten or NUMBER.fullmatch(columns[0]) is not None
-        if self.tag_at is None or is_unwritten:
+        if self.tag_at is None or UNWRITTEN.fullmatch(columns[0]):
             return
-        if len(columns) > 1 and self.tag_at < len(columns):
-            self.tags[columns[self.tag_at]] += 1
+        has_tag = self.tag_at < len(columns)
+        if self.tag_at == -1:
+            has_tag = len(columns) == self.num_columns > 1
+        if has_tag:
+            self.tags.add(columns[self.tag_at])
 
     def end_sentence(self) -> None:
-        """Counts the sentence whose lines were added."""
-        numbers = [int(value) for value in self.first_column if NUMBER.fullmatch(value)]
+        """Looks at the numbers of the sentence whose lines were added."""
+        written = [value for value in self.first_column if not UNWRITTEN.fullmatch(value)]
         self.first_column = []
-        if len(numbers) < 2:
+        if len(written) < 2 or not all(map(NUMBER.fullmatch, written)):
             return
-        first = numbers[0]
-        expected = list(range(first, first + len(numbers)))
-        if first in (0, 1) and numbers == expected:
-            self.counted += 1
+        numbers = [int(value) for value in written]
+        if numbers[0] in (0, 1) and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+            self.counted = self.counted or self.start
         else:
-            self.uncounted += 1
-
-    @property
-    def num_columns(self) -> int:
-        return max(self.counts, key=lambda count: self.counts[count], default=0)
-
-    @property
-    def is_tabbed(self) -> bool:
-        return 2 * self.num_tabbed > self.counts.total()
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether the first column numbers the words of each sentence."""
-        other_columns = 1 if self.tag_at is None else 2  # the word, and its tag
-        if self.num_columns <= other_columns:
-            return False
-        has_numbers = self.num_numbered >= NUMBERED_SHARE * max(self.counts.total(), 1)
-        return has_numbers and self.counted > self.uncounted
+            self.uncounted = self.uncounted or self.start
 
 
 @dataclass(frozen=True)
 class ColumnLayout:
     """How a file of columns is read.
 
-    is_numbered: see Columns.
-    word_at, tag_at: indices of columns; tag_at is None without tags.
+    num_columns, is_tabbed: of its first word.
+    is_numbered: whether the first column numbers the words of each sentence.
+    word_at, tag_at: indices of columns; tag_at is None without tags, -1 for the last column.
     needed: number of columns that each line must have.
     """
 
@@ -134,7 +118,7 @@ def find_columns(file: TextFile, tag_at: int | None) -> Columns:
         if columns[:1] == ["-DOCSTART-"] or (line.startswith("#") and not summary.first_column):
             continue
         if line.strip():
-            summary.add(line, columns)
+            summary.add(file.number, line, columns)
         else:
             summary.end_sentence()
     return summary
@@ -142,14 +126,14 @@ def find_columns(file: TextFile, tag_at: int | None) -> Columns:
 
 def find_layouts(
     files: Sequence[tuple[TextFile, bool]], chosen: SentenceColumns
-) -> tuple[Layouts, Counter[str]]:
-    """The layout of each file, and how often each tag is in all of them.
+) -> tuple[Layouts, set[str]]:
+    """The layout of each file, and the tags in all of them.
 
     files: each with whether its tags are to be read.
     chosen: the user's columns.
     """
     layouts: Layouts = {}
-    tags: Counter[str] = Counter()
+    tags: set[str] = set()
     for file, tagged in files:
         word_at = column_index(file, "--text-column", chosen.words)
         tag_at = column_index(file, "--label-column", chosen.tags)
@@ -162,7 +146,7 @@ def find_layouts(
                 f"{file.path}: column {word_at + 1} would have the words and the tags: give other "
                 f"numbers for --text-column and --label-column"
             )
-        is_numbered = columns.is_numbered and word_at != 0
+        is_numbered = word_at != 0 and has_numbers(file, columns, word_at is None)
         if word_at is None:
             word_at = 1 if is_numbered else 0
         layouts[file.path, tagged] = ColumnLayout(
@@ -173,8 +157,24 @@ def find_layouts(
             columns.tag_at,
             needed,
         )
-        tags += columns.tags
+        tags |= columns.tags
     return layouts, tags
+
+
+def has_numbers(file: TextFile, columns: Columns, decides: bool) -> bool:
+    """Whether the first column numbers the words. decides: the word's column depends on it. Raises
+    UserError if it does in some sentences only.
+    """
+    other_columns = 1 if columns.tag_at is None else 2  # the word, and its tag
+    if columns.counted is None or columns.num_columns <= other_columns:
+        return False
+    if decides and columns.uncounted is not None:
+        raise UserError(
+            f"{file.path}: the first column counts the words at line {columns.counted}, and does "
+            f"not at line {columns.uncounted}: correct it, or say which column has the words with "
+            f"--text-column 1 or --text-column 2"
+        )
+    return True
 
 
 def column_index(file: TextFile, flag: str, number: str | None) -> int | None:
@@ -221,30 +221,40 @@ def read_columns(
 def check_tag_columns(
     file: TextFile, blocks: list[list[list[str]]], layout: ColumnLayout, form: TagForm
 ) -> None:
-    """Raises UserError if another column than the last one has tags of the same types, such as
-    those of the entities around others in GermEval 2014, or the last one has O only, or remarks.
-    (The chunks of CoNLL-2003 have their own types.)
+    """Raises UserError if the last of several columns may not have the tags: it reads as no scheme
+    of tags, or another column has tags of the same types, such as those of the entities around
+    others in GermEval 2014, or the last one has O only. (The chunks of CoNLL-2003 have their own
+    types.)
     """
-    if form.is_class:
-        if layout.is_numbered and layout.num_columns == CONLL_U_COLUMNS:
+    rows = [row for block in blocks for row in block]
+    if layout.num_columns <= 2 or not rows:
+        return
+    count = layout.num_columns
+    tags_of_column = {at: {row[at] for row in rows} for at in range(1, count - 1)}
+    types_of_column = {
+        at: types_of(tags)
+        for at, tags in tags_of_column.items()
+        if all(tag == "O" or PREFIXED.fullmatch(tag) for tag in tags) and tags != {"O"}
+    }
+    if not form.is_scheme:
+        if layout.is_numbered and count == CONLL_U_COLUMNS:
             raise UserError(
                 f"{file.path}: the last column of CoNLL-U has remarks: choose one with "
                 f"--label-column, 4 for parts of speech"
             )
-        return
-    rows = [row for block in blocks for row in block]
+        value = next(row[-1] for row in rows if row[-1] != "O")
+        example = min(types_of_column, default=count - 1) + 1
+        raise UserError(
+            f"{file.path}: the last of its {count} columns has {value!r}, which is no tag such as "
+            f"B-PER: say which column has the tags, such as --label-column {example}"
+        )
     last = types_of(form.read_known(row[-1]) for row in rows)
-    for index in range(1, min(map(len, rows), default=0) - 1):
-        tags = {row[index] for row in rows}
-        if not all(tag == "O" or PREFIXED.fullmatch(tag) for tag in tags):
-            continue
-        types = types_of(tags)
-        if types and (types & last or not last):
-            count = len(rows[0])
-            found = f"of {listed(sorted(last))}" if last else "O only"
+    for index, types in types_of_column.items():
+        if types & last or not last:
+            others = f"of {listed(sorted(last))}" if last else "O only"
             raise UserError(
                 f"{file.path}: column {index + 1} has tags of {listed(sorted(types))}, and column "
-                f"{count} {found}: choose one with "
+                f"{count} {others}: choose one with "
                 f"--label-column {index + 1} or --label-column {count}"
             )
 
@@ -294,7 +304,10 @@ def column_problem(
     if len(columns) < layout.needed:
         return f"{line!r} has no column {layout.needed}: correct it, or the number of the column"
     if layout.is_numbered and not NUMBER.fullmatch(columns[0]):
-        return f"{line!r} does not begin with a number, as other lines do: correct it"
+        return (
+            f"{line!r} does not begin with a number, as other lines do: correct it, or give "
+            f"--text-column"
+        )
     if layout.tag_at is None:
         if rows and len(columns) != len(rows[-1]):  # a comment, or text not split
             return (
@@ -307,4 +320,9 @@ def column_problem(
             return f"{line!r} does not end in a tag such as {example}: correct it"
         tag = columns[layout.tag_at]
         return f"{line!r} has {tag!r}, which is no tag such as {example}: correct it"
+    elif layout.tag_at == -1 and len(columns) != layout.num_columns:
+        return (
+            f"{line!r} has {len(columns)} columns, and the first word of the file "
+            f"{layout.num_columns}: correct it, or give --label-column"
+        )
     return None

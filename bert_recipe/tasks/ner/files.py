@@ -2,37 +2,25 @@
 and tags.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.tasks.annotation_files import (
-    TAG_COLUMNS,
-    TOKENS_FORM,
-    WORD_COLUMNS,
-    SpannedText,
-    files_in_utf16,
-    plain_row,
-    spans_of,
-)
 from bert_recipe.tasks.doubtful_rows import warn_of_contradictions
-from bert_recipe.tasks.ner.columns import (
-    Layouts,
-    SentenceColumns,
-    find_layouts,
-    read_columns,
-)
+from bert_recipe.tasks.ner.columns import Layouts, SentenceColumns, find_layouts, read_columns
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, to_iob2
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.bad_rows import BadRows
-from bert_recipe.utils.errors import UserError, one_line
-from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.tables import Row, absent_column, read_rows
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.known_tools import LABEL_STUDIO, OTHER_TOOLS
+from bert_recipe.utils.tables import Row, absent_column, plain_row, read_rows
 from bert_recipe.utils.text_files import TextFile
-from bert_recipe.utils.words import from_utf16
 
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner")
+SPAN_COLUMNS = ("spans", "label", "labels", "entities")  # the latter are doccano's
+TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
 FOUND_COLUMNS = SentenceColumns()
 ROW_FORMATS = (".json", ".jsonl", ".parquet")
 
@@ -74,13 +62,10 @@ class Sentence:
 
 @dataclass(frozen=True)
 class SentenceForm:
-    """How the files of a task are read together. layouts: of files of columns. in_utf16: files
-    whose spans are counted so.
-    """
+    """How the files of a task are read together. layouts: of files of columns."""
 
     tags: TagForm
     layouts: Layouts
-    in_utf16: frozenset[str]
 
 
 def find_form(
@@ -92,35 +77,17 @@ def find_form(
     show it. Bad rows are left out here, and named by `read_sentences`.
     """
     opened = []
-    tags: Counter[str] = Counter()
-    spanned: dict[str, list[SpannedText]] = {}
+    tags: set[str] = set()
     for path, tagged in files:
         file = TextFile(path, lambda where, why: None, reading.table_format)
         if file.format not in ROW_FORMATS:
             opened.append((file, tagged))
         elif tagged:
-            texts: list[SpannedText] = []
-            for number, raw in read_rows(file):
-                row = readable_row(raw, chosen)
-                if words_of(row) is not None:
-                    tags.update(tag for tag in row_tags(row) if isinstance(tag, str))
-                    continue
-                spans = spans_of(row)
-                if isinstance(spans, list):
-                    texts.append(SpannedText(file.where(number), row.get("text"), spans))
-            spanned[file.path] = texts
+            for _, row in read_rows(file):
+                if not absent_column(row, filter(None, chosen)):
+                    tags.update(tag for tag in row_tags(renamed(row, chosen)) if type(tag) is str)
     layouts, others = find_layouts(opened, chosen)
-    tags += others
-    form = TagForm.of(tags)
-    return SentenceForm(form, layouts, files_in_utf16(spanned))
-
-
-def readable_row(row: Row, chosen: SentenceColumns) -> Row:
-    """The row with the names that are read here; empty if it is bad."""
-    try:
-        return renamed(plain_row(row, needs_spans=True), chosen)
-    except ValueError:
-        return {}
+    return SentenceForm(TagForm.of(tags | others), layouts)
 
 
 def row_tags(row: Row) -> Sequence[Any]:
@@ -174,16 +141,10 @@ def read_any(
 def read_rows_of(
     file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns, form: SentenceForm
 ) -> Iterator[tuple[str, Sentence]]:
-    in_utf16 = tagged and file.path in form.in_utf16
-    if in_utf16:
-        print_once(
-            f"note: {one_line(file.path)}: offsets are counted in UTF-16, as in JavaScript: "
-            f"characters such as emojis count as two"
-        )
     for number, row in read_rows(file):
         where = file.where(number)
         try:
-            row = renamed(plain_row(row, needs_spans=True), chosen)
+            row = renamed(plain_row(row), chosen)
             if (words := words_of(row)) is not None:
                 yield where, token_sentence(words, row, form.tags if tagged else None)
                 continue
@@ -193,7 +154,7 @@ def read_rows_of(
                     f"'spans' is {spans!r}, expected a list: correct it, or give rows as "
                     f"{TOKENS_FORM}"
                 )
-            yield where, sentence_of(row.get("text"), where, spans, tagged, in_utf16)
+            yield where, sentence_of(row.get("text"), where, spans, tagged)
         except (UserError, ValueError) as error:
             bad.add(where, str(error).removeprefix(f"{where}: "))
 
@@ -226,6 +187,24 @@ def has_objects(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, dict) for value in values)
 
 
+def spans_of(row: Row) -> Any:
+    """The spans of a row in the first of SPAN_COLUMNS that it has, as `{start, end, label}`."""
+    spans = next((row[name] for name in SPAN_COLUMNS if name in row), None)
+    return [*map(plain_span, spans)] if isinstance(spans, list) else spans
+
+
+def plain_span(span: Any) -> Any:
+    """A span of doccano, `[start, end, label]` or with `start_offset` and `end_offset`, as
+    `{start, end, label}`; anything else as it is.
+    """
+    if isinstance(span, list) and len(span) == 3:
+        return dict(zip(("start", "end", "label"), span, strict=True))
+    if isinstance(span, dict) and "start_offset" in span:
+        start, end, label = (span.get(name) for name in ("start_offset", "end_offset", "label"))
+        return {"start": start, "end": end, "label": label}
+    return span
+
+
 def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
     """A row of Hugging Face's token classification. form: None without tags."""
     given = next((row[name] for name in TAG_COLUMNS if name in row), None)
@@ -250,13 +229,11 @@ def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
     return Sentence(words, known_tags)
 
 
-def sentence_of(
-    text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False, in_utf16: bool = False
-) -> Sentence:
-    """A text with entities. where: place in errors. in_utf16: how the offsets are counted."""
+def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
+    """A text with entities. where: place in errors."""
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
-    checked = [check_span(span, text, where, in_utf16) for span in spans]
+    checked = [check_span(span, text, where) for span in spans]
     ordered = sorted(checked, key=lambda entity: entity[1:])
     end = 0
     for _, start, stop in ordered:
@@ -266,20 +243,26 @@ def sentence_of(
     return Sentence(text=text, spans=tuple(ordered) if tagged else ())
 
 
-def check_span(span: Any, text: str, where: str, in_utf16: bool) -> Entity:
+def check_span(span: Any, text: str, where: str) -> Entity:
     """The entity of a span, without space around it."""
     wrong = UserError(
         f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
     )
+    if isinstance(span, dict) and isinstance(span.get("labels"), list):
+        raise UserError(f"{where}: {LABEL_STUDIO}")
     values = span if isinstance(span, dict) else {}
     start, end, label = (values.get(key) for key in ("start", "end", "label"))
     # JSON's true is no number, though Python's True is an int.
     if type(start) is not int or type(end) is not int or not isinstance(label, str) or start < 0:
         raise wrong
-    if in_utf16:
-        start, end = from_utf16(text, start), from_utf16(text, end)
     covered = text[start:end]
     if not label or end > len(text) or not covered.strip():
         raise wrong
+    given = values.get("text")
+    if isinstance(given, str) and given.strip() != covered.strip():
+        raise UserError(
+            f"{where}: span {span!r} is {covered!r} in the text: count characters as Python does "
+            f"({OTHER_TOOLS})"
+        )
     start += len(covered) - len(covered.lstrip())
     return " ".join(label.split()), start, start + len(covered.strip())

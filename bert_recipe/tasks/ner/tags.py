@@ -4,17 +4,18 @@ Read tags are `O`, or B-, I-, E- or S- and a type; or, of parts of speech, any c
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 Entity = tuple[str, int, int]  # type, first word, last word + 1; or characters
 
 OTHER_LETTERS = {"L": "E", "U": "S", "W": "S", "M": "I"}  # of BILOU, BMES and BMEWO
-PREFIXED = re.compile("(?P<prefix>[BIESLUMW])[-_](?P<type>.+)")
+PREFIXED = re.compile("(?P<prefix>[BIESLUMWbieslumw])[-_](?P<type>.+)")
+FIRST_PREFIXED = re.compile("[BISUWbisuw][-_].+")  # what some tag of each scheme begins with
 SUFFIXED = re.compile("(?P<type>.+)[-_](?P<prefix>[BIESLUMW])")
-BARE = re.compile("(?P<prefix>[BIESLUMW])(?P<type>)")
+BARE = re.compile("(?P<prefix>[BIESLUMWbieslumw])(?P<type>)")
+READ = re.compile("O|[BIES]-.+")
 UNNAMED_TYPE = "ENTITY"  # of files that have B, I and O only
 
 
@@ -29,22 +30,30 @@ class TagForm:
 
     pattern: re.Pattern[str] | None = PREFIXED
     is_class: bool = False
-    outside: tuple[str, ...] = ("O",)
+    outside: tuple[str, ...] = ("O", "o")
 
     @classmethod
-    def of(cls, tags: Mapping[str, int]) -> "TagForm":
-        """The form of tags with their counts, of all files together."""
-        counts = Counter(tags)
-        others = set(tags) - {"O"}
-        prefixed = {tag for tag in others if PREFIXED.fullmatch(tag)}
-        unlike = others - prefixed
-        if not unlike or sum(counts[tag] for tag in prefixed) > sum(counts[tag] for tag in unlike):
+    def of(cls, tags: Iterable[str]) -> "TagForm":
+        """The form of the tags in all files together. With O and a tag such as B-PER, those that
+        are not so are mistakes; without O, they are classes.
+        """
+        others = set(tags) - {"O", "o"}
+        has_outside = len(others) < len(set(tags))
+        if all(map(PREFIXED.fullmatch, others)):
             return cls()
-        if "B" in others and all(map(BARE.fullmatch, others)):
+        if has_outside and any(map(FIRST_PREFIXED.fullmatch, others)):
+            return cls()
+        letters = {tag.upper() for tag in others}
+        if all(map(BARE.fullmatch, others)) and ("B" in letters or letters <= {"I"}):
             return cls(BARE)
         if all(map(SUFFIXED.fullmatch, others - {"-"})):
             return cls(SUFFIXED, outside=("O", "-"))
-        return cls(None, is_class="O" not in tags)
+        return cls(None, is_class="O" not in tags, outside=("O",))
+
+    @property
+    def is_scheme(self) -> bool:
+        """Whether the tags are IOB's, BIOES's or BMES's, which can be nothing else."""
+        return self.pattern in (PREFIXED, BARE)
 
     @property
     def example(self) -> str:
@@ -64,8 +73,8 @@ class TagForm:
         match = self.pattern.fullmatch(tag)
         if match is None:
             return None
-        prefix = OTHER_LETTERS.get(match["prefix"], match["prefix"])
-        return f"{prefix}-{match['type'] or UNNAMED_TYPE}"
+        prefix = match["prefix"].upper()
+        return f"{OTHER_LETTERS.get(prefix, prefix)}-{match['type'] or UNNAMED_TYPE}"
 
     def read_known(self, tag: str) -> str:
         """As `read`, for a tag that is of this form."""
@@ -77,7 +86,7 @@ class TagForm:
 
 def has_classes(tags: Iterable[str]) -> bool:
     """Whether read tags are classes of words, not those of entities."""
-    return not all(tag == "O" or PREFIXED.fullmatch(tag) for tag in tags)
+    return not all(map(READ.fullmatch, tags))
 
 
 def types_of(tags: Iterable[str]) -> set[str]:

@@ -141,6 +141,12 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         task = replace(self, labels=labels, label_all_tokens=label_all_tokens, form=form)
         task.check_metric()
         check_spelling(path, task.kinds_of(labels))
+        if form.tags.pattern is None:
+            kinds = sorted(task.kinds_of(labels))
+            what = (
+                f"each word has one of {len(kinds)} classes" if task.has_classes else "entities of"
+            )
+            print_once(f"note: {one_line(f'{path}: {what}: {listed(kinds, 30)}')}")
         if self.split is not None:
             sentences = list(itertools.compress(sentences, ~self.held_out(sentences, self.split)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
@@ -148,7 +154,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
-        form = TagForm.of(dict.fromkeys(config.labels, 1))
+        form = TagForm.of(config.labels)
         predicts = f"{folder} does not predict tags such as B-PER, but"
         if not config.labels:
             raise UserError(f"{predicts} no classes: fine-tune it")
