@@ -23,8 +23,12 @@ from bert_recipe.data_preparation.options import (
     sample_options,
 )
 from bert_recipe.data_preparation.samples.corpus import find_text
-from bert_recipe.data_preparation.samples.create_shards import create_shards, shard_units
-from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, SampleStatistics
+from bert_recipe.data_preparation.samples.create_shards import (
+    create_shards,
+    lost_share,
+    shard_units,
+)
+from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics, doubts
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from bert_recipe.utils.files import file_digest, lock_folder
@@ -97,13 +101,11 @@ def main(argv: list[str] | None = None) -> None:
     seconds = time.perf_counter() - start
     print_error(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already")
     print_error(summary(records, statistics, options))
-    if statistics.random_next_share > MAX_RANDOM_NEXT:
-        print_error(
-            "warning: nearly all next sentences are random, from which nothing is learned: have "
-            "one sentence per line, with an empty line between documents only, or use --no-nsp"
-        )
     megabytes = sum(unit.size for unit in to_do) / 1e6
     print_error(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s")
+    shares = lost_share(records), statistics.unknown_share, statistics.random_next_share
+    for doubt in doubts(args.max_seq_length, *shares):
+        print_error(f"warning: {doubt}")
 
 
 def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
@@ -136,11 +138,13 @@ def summary(records: list[Record], statistics: SampleStatistics, options: Sample
         )
     share = f"{statistics.masked_share:.1%} of their tokens masked"
     masked = share if statistics.masked else "masked when they are read"
+    lost = lost_share(records)
+    in_no_sample = "" if lost is None else f"{lost:.1%} of the text's tokens are in no sample; "
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['corpus_tokens']:,} tokens -> {statistics.samples:,} samples\n"
-        f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
-        f"samples are filled to {statistics.fill:.1%}; {masked}; "
+        f"{in_no_sample}truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the "
+        f"tokens of each pass; samples are filled to {statistics.fill:.1%}; {masked}; "
         f"{statistics.random_next_share:.1%} with a random next"
     )
 

@@ -322,8 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:
             with closing(lock_folder(args.output_dir)):
-                for stage in chosen:
-                    run(stage, executor)
+                run(chosen, executor)
 
 
 if __name__ == "__main__":

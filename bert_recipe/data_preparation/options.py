@@ -26,6 +26,7 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.errors import UserError
 
 SAMPLE_MB = 1_000  # of text that a vocabulary is trained on, evenly from all files
+MIN_ALPHABET, ALPHABET_COVERAGE = 1_000, 0.9995  # characters of a vocabulary, and their share
 SPLITTERS = ("fast", "punkt", "newline", "passage")
 # masking.py numbers positions in 16 bits, with one value for padding.
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1
@@ -160,12 +161,13 @@ class VocabularyOptions:
         None,
         "strip accents from the text; by default if it is lower-cased",
     )
-    alphabet: int = option(
+    alphabet: int | None = option(
         "--alphabet",
         positive_int,
-        1_000,
+        None,
         "maximum number of single characters, most frequent first; words with any other become "
-        "[UNK]",
+        f"[UNK]; by default {MIN_ALPHABET}, or as many as make up {100 * ALPHABET_COVERAGE:.2f} "
+        "percent of the text",
         needs=("--tokenizer wordpiece",),
     )
     # With 99, [UNK] has id 100 as in Google's files.
@@ -248,7 +250,8 @@ class SampleOptions:
         "--short-seq-prob",
         fraction,
         0.1,
-        "fraction of documents whose samples get a random shorter target length",
+        "fraction of documents whose samples get a random shorter target length; with --no-nsp "
+        "only their first sample does",
         excludes=("--pack-documents",),
     )
     dupe_factor: int = option(
@@ -266,7 +269,8 @@ class SampleOptions:
         "--nsp",
         bool,
         True,
-        "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1",
+        "next-sentence prediction; with --no-nsp a sample is one segment, documents are cut where "
+        "it is full, and its label is -1",
     )
     pack_documents: bool = option(
         "--pack-documents",

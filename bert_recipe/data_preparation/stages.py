@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # it imports NumPy
 
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
+UNKNOWN, LOST = "%_unknown", "%_of_the_text_lost"  # counts of samples
 TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
 
 
@@ -330,7 +331,11 @@ def hdf5_stage(
         return inputs
 
     def make(folder: Path, _: Files, executor: Executor) -> JsonObject:
-        from bert_recipe.data_preparation.samples.create_shards import create_shards, shard_units
+        from bert_recipe.data_preparation.samples.create_shards import (
+            create_shards,
+            lost_share,
+            shard_units,
+        )
         from bert_recipe.data_preparation.samples.verify import write_report
         from bert_recipe.tokenization.tokenizer import load_tokenizer, model_files
 
@@ -341,18 +346,35 @@ def hdf5_stage(
             for text in texts
         ]
         units = shard_units(hashed, tokenizer, options)
-        _records, statistics = create_shards(folder, units, executor, name)
+        records, statistics = create_shards(folder, units, executor, name)
         for file_name, content in model_files(tokenizer, length).items():
             write_atomically(folder / file_name, content)
         write_report(folder, statistics, tokenizer)
-        return {
+        counts = {
             "samples": statistics.samples,
             "shards": statistics.shards,
             "%_full": round(100 * statistics.fill, 1),
             "%_masked": round(100 * statistics.masked_share, 1),
             "%_random_next": round(100 * statistics.random_next_share, 1),
+            UNKNOWN: round(100 * statistics.unknown_share, 1),
         }
+        lost = lost_share(records)
+        return counts if lost is None else counts | {LOST: round(100 * lost, 1)}
+
+    def find_doubts(counts: JsonObject) -> list[str]:
+        from bert_recipe.data_preparation.samples.sample_statistics import doubts
+
+        if split == "test":  # the same text, nearly
+            return []
+        lost = counts.get(LOST)
+        return doubts(
+            length,
+            None if lost is None else lost / 100,
+            counts.get(UNKNOWN, 0) / 100,
+            counts["%_random_next"] / 100,
+        )
 
     values = asdict(options) | {"do_lower_case": do_lower_case}
     values["compression"] = "none"  # an option of earlier versions, whose folders stay up to date
-    return Stage(name, output_dir / "hdf5" / parent / split, values, find_inputs, make)
+    folder = output_dir / "hdf5" / parent / split
+    return Stage(name, folder, values, find_inputs, make, find_doubts=find_doubts)

@@ -32,7 +32,12 @@ from bert_recipe.data_loading.hdf5_shards import KEYS
 from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.data_preparation.samples.corpus import Corpus, read_blocks, read_corpus
 from bert_recipe.data_preparation.samples.create_shards import create_shard
-from bert_recipe.data_preparation.samples.drawing import SAMPLE, draw_samples, truncate
+from bert_recipe.data_preparation.samples.drawing import (
+    SAMPLE,
+    count_covered,
+    draw_samples,
+    truncate,
+)
 from bert_recipe.data_preparation.samples.hdf5_writer import shard_attributes
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
@@ -92,6 +97,9 @@ class Replay(Draws):
         return self.sentence_at(sample["a_start"] + sample["a_length"]) - self.sentence_at(
             sample["a_start"]
         )
+
+    def first_length(self, tokens, longest):
+        return self.samples[self.position]["a_length"]
 
     def next_is_random(self):
         return self.samples[self.position]["label"] == 1
@@ -183,6 +191,43 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(
         ((fast["next_sentence_labels"] == 1).mean(), pytest.approx(is_random, abs=0.03)),
     ):
         assert found == expected
+
+
+@pytest.mark.parametrize("short_seq_prob", [0.0, 0.5])
+def test_without_pairs_each_pass_has_each_token_once_in_full_samples(tmp_path, short_seq_prob):
+    """Also of "sentences" that are longer than a sample, as of transcripts without full stops."""
+    documents = ["the river " * 400, "the ship\nis near\n" * 7, "sea", "the " * 62, "a " * 63]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents))
+    options = SampleOptions(64, 8, short_seq_prob=short_seq_prob, next_sentence_prediction=False)
+    corpus = read_corpus(path, TOKENIZER)
+    rng = np.random.default_rng(0)
+    passes = [draw_samples(corpus, options, rng) for _ in range(4)]
+    bounds = corpus.sentence_starts[corpus.document_starts]
+    for samples in passes:
+        stops = samples["a_start"] + samples["a_length"]
+        assert np.array_equal(samples["a_start"], [0, *stops[:-1]]) and stops[-1] == bounds[-1]
+        assert truncate(samples, options, rng) == 0 and (samples["a_length"] > 0).all()
+        assert count_covered(samples) == len(corpus.ids)
+        for start, stop in pairwise(bounds):  # no sample is of two documents
+            inside = samples[(samples["a_start"] >= start) & (samples["a_start"] < stop)]
+            assert (inside["a_start"] + inside["a_length"])[-1] == stop
+            assert len(inside) <= -(-(stop - start) // 62) + (short_seq_prob > 0)
+            assert (inside["a_length"][1:-1] == 62).all()
+    assert len({tuple(samples["a_start"].tolist()) for samples in passes}) > 1
+
+
+def test_tokens_in_no_sample_are_counted():
+    rng = np.random.default_rng(0)
+    samples = np.zeros(40, SAMPLE)
+    for segment in "ab":
+        samples[f"{segment}_start"] = rng.integers(0, 900, 40)
+        samples[f"{segment}_length"] = rng.integers(0, 30, 40)
+    tokens = set()
+    for sample in samples:
+        tokens.update(range(sample["a_start"], sample["a_start"] + sample["a_length"]))
+        tokens.update(range(sample["b_start"], sample["b_start"] + sample["b_length"]))
+    assert count_covered(samples) == len(tokens)
 
 
 @pytest.fixture(scope="module")
@@ -425,6 +470,22 @@ def test_documents_of_one_sentence_each_are_named(tmp_path, separator, flags, wa
     result = create(tmp_path / "text.txt", tmp_path / "out", "--num-workers", 1, *flags)
     assert result.returncode == 0, result.stderr
     assert ("warning: nearly all next sentences are random" in result.stderr) == warns
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-nsp",), ("--no-nsp", "--pack-documents")])
+def test_text_that_is_lost_is_told(tmp_path, flags):
+    documents = [" ".join(["the river", word] * 300) for word in WORDS[:3]]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents) + "\n")
+    result = create(tmp_path / "text.txt", tmp_path / "out", "--num-workers", 1, *flags)
+    share, warning = result.stderr.split("% of the text's tokens are in no sample")
+    assert result.returncode == 0
+    if flags:
+        assert share.endswith("\n0.0") and "lost" not in warning
+    else:
+        lost = float(share.rpartition("\n")[2])
+        assert lost > 80
+        assert f"\nwarning: {lost}% of the text's tokens are lost" in warning
+        assert warning.rstrip().endswith("or use --no-nsp, with which nothing is lost")
 
 
 def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(text_folder, tmp_path):

@@ -441,3 +441,31 @@ def test_text_in_another_language_learns_its_own_sentences(tmp_path, splitter):
     formatted = tmp_path / "formatted" / "corpus"
     assert "bzw" in read_json(formatted / "sentences-de.json")["abbreviations"]
     assert (formatted / "part-00000.txt").read_text().splitlines() == lines
+
+
+def test_the_last_line_says_what_is_lost_also_when_all_is_up_to_date(tmp_path):
+    talk = " ".join((SAMPLE / "the-time-machine.txt").read_text(encoding="utf-8").split()[:9000])
+    words = re.sub(r"[^\w ]", "", talk).split()  # a transcript: no full stops
+    rows = [{"text": " ".join(words[start : start + 900])} for start in range(0, 9000, 900)]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["all", "corpus", tmp_path / "talks.jsonl", "--output-dir", tmp_path / "data", *SMALL]
+    for _ in range(2):
+        last = run(*command).stdout.splitlines()[-1]
+        lost = float(re.match(r"warning: hdf5 64 training: ([\d.]+)% of the text's", last)[1])
+        assert lost > 80 and "next sentences are random" in last and "--no-nsp" in last
+    cut = run(*command, "--no-nsp").stdout
+    assert "0.0 % of the text lost" in cut and "warning" not in cut
+
+
+def test_words_that_a_new_vocabulary_lacks_are_told_with_another_way_out(tmp_path):
+    rng = random.Random(0)
+    characters = [chr(0x4E00 + number) for number in range(300)]
+    text = "\n".join("".join(rng.choices(characters, k=30)) for _ in range(400))
+    (tmp_path / "text.txt").write_text(text + "\n", encoding="utf-8")
+    words = ["all", "corpus", tmp_path / "text.txt", "--output-dir", tmp_path / "data", "--no-nsp"]
+    words += ["--lengths", "64:10", "--train-vocab", "--sentence-splitter", "newline"]
+    refused = run(*words, "--alphabet", 200, code=2).stderr
+    assert "of the tokens are [UNK]" in refused and "--tokenizer bpe" in refused
+    few = run(*words, "--alphabet", 285).stdout.splitlines()[-1]
+    assert re.search(r"warning: .* [1-9]\.\d% of the tokens are \[UNK\].*--tokenizer bpe", few)
+    assert "0.0 % unknown" in run(*words).stdout

@@ -62,7 +62,7 @@ def shard(
     """Shards the text in the folder `formatted` (or several); returns the folder of the splits."""
     options = TextShardOptions(shard_bytes / 1_000_000, test_fraction, seed, *more)
     folders = formatted if isinstance(formatted, list) else [formatted]
-    run(shard_stage(output, lambda: folders, options), InProcessExecutor())
+    run([shard_stage(output, lambda: folders, options)], InProcessExecutor())
     return output / "sharded"
 
 

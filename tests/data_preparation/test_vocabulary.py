@@ -109,6 +109,20 @@ def test_rare_characters_fall_to_the_limit_of_the_alphabet(text):
     assert "e" in tokens
 
 
+def test_the_alphabet_follows_the_text(tmp_path, text):
+    """Chinese has thousands of characters that a thousand would leave unknown."""
+    characters = [chr(0x4E00 + number) for number in range(3000)]
+    lines = ["".join(characters[:2400]) * 20, "".join(characters[2400:])[:20]]  # the last: 0.04%
+    chinese = tmp_path / "chinese.txt"
+    chinese.write_text("\n".join(lines), encoding="utf-8")
+    tokens = set(train_vocabulary([chinese], replace(OPTIONS, size=5000)))
+    assert tokens.issuperset(characters[:2390]) and not tokens.issuperset(characters)
+    limited = train_vocabulary([chinese], replace(OPTIONS, size=5000, alphabet=500))
+    assert len(tokens.intersection(characters)) > len(set(limited).intersection(characters)) == 500
+    few = train_vocabulary([text], OPTIONS)  # all its characters are fewer than a thousand
+    assert few == train_vocabulary([text], replace(OPTIONS, alphabet=1000))
+
+
 def test_the_sample_is_spread_over_the_files(tmp_path):
     paths = []
     for name in ("alpha", "beta"):

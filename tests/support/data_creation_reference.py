@@ -50,6 +50,10 @@ class Draws:
     def first_sentence(self, sentences: int) -> int:
         return self.rng.randrange(sentences)
 
+    def first_length(self, tokens: int, longest: int) -> int:
+        """Without next-sentence prediction, of as few samples as hold a document."""
+        return longest - self.rng.randint(0, -tokens % longest)
+
     def cut_front(self) -> bool:
         return self.rng.random() < 0.5
 
@@ -68,6 +72,9 @@ def create_pairs(
     target = draws.target_length(
         options.sequence_length - options.special_tokens, options.short_seq_prob
     )
+    if not options.next_sentence_prediction:
+        yield from cut(joined(document), options, target, draws)
+        return
     chunk: Document = []
     position = 0
     while position < len(document):
@@ -75,9 +82,7 @@ def create_pairs(
         position += 1
         if position < len(document) and sum(map(len, chunk)) < target:
             continue
-        if not options.next_sentence_prediction:
-            yield Pair(joined(chunk), [], False)
-        elif len(documents) == 1 and len(chunk) == 1:
+        if len(documents) == 1 and len(chunk) == 1:
             pass  # neither a next sentence nor another document to draw one from
         else:
             a_end = draws.sentences_of_a(len(chunk)) if len(chunk) > 1 else 1
@@ -94,6 +99,16 @@ def create_pairs(
             else:
                 yield Pair(tokens_a, joined(chunk[a_end:]), False)
         chunk = []
+
+
+def cut(tokens: list[str], options: SampleOptions, target: int, draws: Draws) -> Iterator[Pair]:
+    """A document that is cut where a sample is full. (Not Google's, which has pairs only.)"""
+    longest = options.sequence_length - options.special_tokens
+    start = 0
+    stop = target if target < longest else draws.first_length(len(tokens), longest)
+    while start < len(tokens):
+        yield Pair(tokens[start:stop], [], False)
+        start, stop = stop, stop + longest
 
 
 def joined(sentences: Document) -> list[str]:

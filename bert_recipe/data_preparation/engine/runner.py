@@ -48,6 +48,7 @@ class Stage:
         was stopped has done. The same inputs and options must give the same bytes.
     in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written
         atomically.
+    find_doubts: returns what a user has to know of results with these counts.
     """
 
     name: str
@@ -56,9 +57,22 @@ class Stage:
     find_inputs: Callable[[], list[str] | None]
     make: Callable[[Path, Files, Executor], JsonObject]
     in_place: bool = False
+    find_doubts: Callable[[JsonObject], list[str]] = lambda counts: []
 
 
-def run(stage: Stage, executor: Executor) -> None:
+def run(stages: Sequence[Stage], executor: Executor) -> None:
+    """Runs the stages whose folders are not up to date. The last lines are what is doubtful in the
+    results.
+    """
+    for stage in stages:
+        run_stage(stage, executor)
+    for stage in stages:
+        made = read_manifest(stage.folder)
+        for doubt in stage.find_doubts(made["counts"]) if made else ():
+            print_line(f"warning: {stage.name}: {doubt}")
+
+
+def run_stage(stage: Stage, executor: Executor) -> None:
     """Runs `stage` unless its folder is up to date."""
     paths = stage.find_inputs()
     if paths is None:

@@ -25,6 +25,7 @@ from bert_recipe.data_loading.masking import (
     num_random,
     text_tokens,
 )
+from bert_recipe.data_preparation.engine.runner import read_manifest
 from bert_recipe.data_preparation.engine.versions import run_units
 from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.data_preparation.samples.corpus import Corpus, read_corpus
@@ -32,6 +33,7 @@ from bert_recipe.data_preparation.samples.drawing import (
     NO_LABEL,
     assemble,
     assemble_packed,
+    count_covered,
     draw_samples,
     pack_documents,
     truncate,
@@ -46,6 +48,7 @@ from bert_recipe.data_preparation.samples.sample_statistics import (
     SampleStatistics,
     count_samples,
 )
+from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, write_json
@@ -168,7 +171,7 @@ def create_shard(
             "(data/prepare.py format: --empty-line document), or use --no-nsp"
         )
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
-    samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
+    samples, untruncated, truncated, covered, unmasked = draw(corpus, options, tokenizer, rng)
     layout = sample_layout(
         samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype
     )
@@ -191,14 +194,14 @@ def create_shard(
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(
             f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary "
-            "or its casing does not fit the text; choose another --vocab-file or casing, or train "
-            "one (data/prepare.py vocabulary)"
+            f"or its casing does not fit the text; {unknown_advice(vocab_file)}"
         )
     total.shards = total.checksummed = 1
     return {
         "documents": len(corpus.document_starts) - 1,
         "sentences": len(corpus.sentence_starts) - 1,
         "corpus_tokens": len(corpus.ids),
+        "covered_tokens": covered,
         "untruncated": untruncated,
         "truncated": truncated,
         "statistics": asdict(total),
@@ -206,9 +209,31 @@ def create_shard(
     }
 
 
-# Number of samples; tokens before and removed by truncation; blocks of input_ids, input_mask,
-# segment_ids, labels.
-Drawn = tuple[int, int, int, Iterator[tuple[np.ndarray, ...]]]
+def unknown_advice(vocab_file: Path) -> str:
+    """What to do about unknown words."""
+    if read_manifest(vocab_file.parent) is None:
+        return "choose another --vocab-file or casing, or train one (data/prepare.py vocabulary)"
+    return (
+        f"{vocab_file} was trained on other text, or lacks characters, or words have more than "
+        f"{MAX_CHARACTERS_PER_WORD}: train it on this text with --tokenizer bpe, which knows all "
+        "words"
+    )
+
+
+def lost_share(records: Sequence[Record]) -> float | None:
+    """The share of the text's tokens that are in no sample; None if it was not counted, as by
+    earlier versions.
+    """
+    counts = [record.counts for record in records]
+    if not all("covered_tokens" in of_shard for of_shard in counts):
+        return None
+    covered = sum(of_shard["covered_tokens"] for of_shard in counts)
+    return 1 - covered / sum(of_shard["corpus_tokens"] for of_shard in counts)
+
+
+# Number of samples; tokens before and removed by truncation; tokens of the corpus in samples;
+# blocks of input_ids, input_mask, segment_ids, labels.
+Drawn = tuple[int, int, int, int, Iterator[tuple[np.ndarray, ...]]]
 
 
 def draw_blocks(
@@ -226,7 +251,7 @@ def draw_blocks(
     )
     parts = (samples[start : start + WRITE_BLOCK] for start in range(0, len(samples), WRITE_BLOCK))
     blocks = ((*assemble(windows, part, options, tokenizer), part["label"]) for part in parts)
-    return len(samples), untruncated, truncated, blocks
+    return len(samples), untruncated, truncated, count_covered(samples), blocks
 
 
 def draw_packed_blocks(
@@ -247,7 +272,7 @@ def draw_packed_blocks(
             labels = np.full(len(arrays[0]), NO_LABEL, np.int8)
             yield *arrays, labels
 
-    return num_samples, int(pieces["length"].sum()), 0, blocks()
+    return num_samples, int(pieces["length"].sum()), 0, len(corpus.ids), blocks()
 
 
 def draw_masks(

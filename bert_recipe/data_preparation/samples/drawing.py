@@ -37,7 +37,8 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     document. Its first U[1, sentences - 1] sentences are segment A. With probability 1/2, and
     always if the chunk is a single sentence, B is random: sentences of another document, from a
     random one until the target length is reached; the next chunk then starts after A. Otherwise B
-    is the rest of the chunk. Without next-sentence prediction A is the whole chunk.
+    is the rest of the chunk. Without next-sentence prediction documents are cut, see
+    `cut_documents`.
     """
     sentence_starts, document_starts = corpus.sentence_starts, corpus.document_starts
     sizes_D = np.diff(document_starts)  # in sentences
@@ -46,6 +47,9 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     longest = options.sequence_length - options.special_tokens
     is_short_D = rng.random(len(sizes_D)) < options.short_seq_prob
     short_D = rng.integers(2, longest, len(sizes_D), endpoint=True)
+    if not options.next_sentence_prediction:
+        bounds = sentence_starts[document_starts]
+        return cut_documents(bounds, np.where(is_short_D, short_D, 0), longest, rng)
     target_D = np.where(is_short_D, short_D, longest)
 
     # The chunk that would start at each sentence.
@@ -53,14 +57,6 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     target_end_L = sentence_starts[:-1] + target_D[document_of_L]  # in tokens
     end_L = np.searchsorted(sentence_starts, target_end_L)
     end_L = np.minimum(end_L, document_starts[document_of_L + 1])
-    if not options.next_sentence_prediction:
-        chosen = chunk_starts(end_L)
-        samples = np.zeros(len(chosen), SAMPLE)
-        samples["label"] = NO_LABEL
-        samples["a_start"] = sentence_starts[chosen]
-        samples["a_length"] = sentence_starts[end_L[chosen]] - sentence_starts[chosen]
-        return samples
-
     sentences_L = end_L - begin_L
     a_end_L = begin_L + 1 + (rng.random(len(begin_L)) * (sentences_L - 1)).astype(np.int64)
     is_random_L = (sentences_L == 1) | (rng.random(len(begin_L)) < 0.5)
@@ -84,6 +80,43 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     samples["b_start"] = sentence_starts[b_begin]
     samples["b_length"] = sentence_starts[b_end] - sentence_starts[b_begin]
     return samples
+
+
+def cut_documents(
+    bounds: np.ndarray, first_D: np.ndarray, longest: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Samples of one segment with all tokens of the documents, which are cut where a sample is
+    full, also inside a sentence [n] SAMPLE.
+
+    bounds: where documents begin, in tokens, and the last one ends [D + 1].
+    first_D: tokens of the first sample of a document; 0: a random number that needs no further
+        sample, so that each pass cuts elsewhere.
+    longest: tokens of its other samples, but for the last one.
+    """
+    starts_D, sizes_D = bounds[:-1], np.diff(bounds)
+    spare_D = -sizes_D % longest
+    missing_D = rng.integers(0, spare_D, endpoint=True)  # of the first sample, to be full
+    missing_D = np.where(first_D > 0, longest - first_D, missing_D)
+    counts_D = -(-(sizes_D + missing_D) // longest)
+    document_n = np.repeat(np.arange(len(counts_D)), counts_D)
+    place_n = np.arange(len(document_n)) - np.repeat(np.cumsum(counts_D) - counts_D, counts_D)
+    begin_n = starts_D[document_n] - missing_D[document_n] + place_n * longest
+    end_n = np.minimum(begin_n + longest, bounds[1:][document_n])
+    samples = np.zeros(len(document_n), SAMPLE)
+    samples["label"] = NO_LABEL
+    samples["a_start"] = np.maximum(begin_n, starts_D[document_n])
+    samples["a_length"] = end_n - samples["a_start"]
+    return samples
+
+
+def count_covered(samples: np.ndarray) -> int:
+    """The number of the shard's tokens that are in at least one of `samples` [n] SAMPLE."""
+    start = np.concatenate([samples["a_start"], samples["b_start"]])
+    stop = start + np.concatenate([samples["a_length"], samples["b_length"]])
+    order = np.argsort(start)
+    start, stop = start[order], stop[order]
+    covered_until = np.concatenate([[0], np.maximum.accumulate(stop)[:-1]])
+    return int(np.maximum(stop - np.maximum(start, covered_until), 0).sum())
 
 
 def chunk_starts(next_L: np.ndarray) -> np.ndarray:

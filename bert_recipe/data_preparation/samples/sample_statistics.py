@@ -11,6 +11,8 @@ import numpy as np
 # Share of random next sentences above which their labels teach nothing; it should be a half.
 MAX_RANDOM_NEXT = 0.95
 MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the text
+NOTED_UNKNOWN = 0.01
+NOTED_LOSS = 0.2  # share of the text that is in no sample
 
 
 @dataclass(kw_only=True)
@@ -60,6 +62,36 @@ class SampleStatistics:
     @property
     def random_next_share(self) -> float:
         return self.labels[2] / self.samples
+
+
+def doubts(
+    sequence_length: int, lost: float | None, unknown: float, random_next: float
+) -> list[str]:
+    """What a user has to know of samples whose text is lost, or teaches nothing.
+
+    lost: share of the text's tokens that are in no sample; None if unknown.
+    unknown: share of [UNK]. random_next: share of the samples.
+    """
+    problems = []
+    if lost is not None and lost >= NOTED_LOSS:
+        problems.append(
+            f"{lost:.1%} of the text's tokens are lost, since lines are long for samples of "
+            f"{sequence_length} tokens, which take a part of each"
+        )
+    if random_next > MAX_RANDOM_NEXT:
+        problems.append("nearly all next sentences are random, from which nothing is learned")
+    lines = []
+    if problems:
+        lines.append(
+            f"{', and '.join(problems)}: have one sentence per line, with an empty line between "
+            "documents only, or use --no-nsp, with which nothing is lost"
+        )
+    if unknown >= NOTED_UNKNOWN:
+        lines.append(
+            f"{unknown:.1%} of the tokens are [UNK], words that the vocabulary lacks: train one "
+            "with data/prepare.py vocabulary --tokenizer bpe, which knows all words"
+        )
+    return lines
 
 
 def count_samples(

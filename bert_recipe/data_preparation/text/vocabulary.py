@@ -9,7 +9,7 @@ and passed in a fixed order.
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,12 @@ from tokenizers import (
     trainers,
 )
 
-from bert_recipe.data_preparation.options import SAMPLE_MB, VocabularyOptions
+from bert_recipe.data_preparation.options import (
+    ALPHABET_COVERAGE,
+    MIN_ALPHABET,
+    SAMPLE_MB,
+    VocabularyOptions,
+)
 from bert_recipe.tokenization.files import (
     CLS,
     MASK,
@@ -157,9 +162,9 @@ def train_vocabulary(
         characters.update(text)
     # Ties go to the lower code point; a Counter's own order is that of the first occurrence.
     by_count = sorted(characters, key=lambda character: (-characters[character], character))
-    alphabet = sorted(
-        [character for character in by_count if not character.isspace()][: options.alphabet]
-    )
+    by_count = [character for character in by_count if not character.isspace()]
+    limit = options.alphabet or default_alphabet([characters[character] for character in by_count])
+    alphabet = sorted(by_count[:limit])
     if not alphabet:
         raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
     # Punctuation and Chinese characters are separate words.
@@ -194,6 +199,13 @@ def train_vocabulary(
     )
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
+
+
+def default_alphabet(counts: Sequence[int]) -> int:
+    """The size of an alphabet with enough of the text. counts: of the characters, highest first."""
+    needed = ALPHABET_COVERAGE * sum(counts)
+    covering = sum(covered < needed for covered in accumulate(counts)) + 1
+    return max(MIN_ALPHABET, covering)
 
 
 def normalized_text(
