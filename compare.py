@@ -4,6 +4,7 @@ probabilities.
 
 python3 compare.py results/a results/b  # two runs of --do-eval: the folders of models, or above
 python3 compare.py results/a results/b results/c  # each beside the first
+python3 compare.py results/a --calibrate  # probabilities of inference.py say how often it is right
 
 A run with --num-seeds has all its seeds; one with --num-folds has its folds as one file. "Better"
 needs several seeds of both: one seed says nothing of another one. Of several runs, the p-values are
@@ -18,6 +19,7 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.reporting.comparison import (
+    calibrate,
     calibration_table,
     corrected,
     difference_table,
@@ -38,7 +40,17 @@ def main(argv: list[str] | None = None) -> None:
         metavar="RUN",
         help="folder with the scored rows of one run, its seeds or folds, or a folder above it",
     )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="write the temperature of the probabilities of classes to the folder of each model, "
+        "by which inference.py divides logits",
+    )
     args = parser.parse_args(argv)
+    if args.calibrate:
+        for run in args.runs:
+            print_line("\n".join(calibrate(run)))
+        return
     if len(args.runs) < 2:
         raise UserError("a comparison needs two runs: give their folders")
     first, *others = map(read_model, args.runs)

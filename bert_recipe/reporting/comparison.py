@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_recipe.checkpoint.folder import SEED_FOLDER
+from bert_recipe.checkpoint.calibration import CALIBRATION_FILE, write_temperature
+from bert_recipe.checkpoint.folder import SEED_FOLDER, find_model_folder
+from bert_recipe.reporting.calibration import Calibration, calibration_of
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.reporting.paired_scores import (
-    Calibration,
     Difference,
-    calibration,
     compare_scores,
     holm,
 )
 from bert_recipe.reporting.scored_rows import SCORES_FILE, STEM, ScoredRows, read_scored_rows
 from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.progress import print_line
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,13 @@ def is_scored(folder: Path) -> bool:
 
 def read_model(path: Path) -> ScoredModel:
     """The only run in `path`. Raises UserError if there is none, or there are several."""
+    return read_run(only_run(path))
+
+
+def only_run(path: Path) -> dict[str, Path]:
+    """The only run in `path`, as `find_runs` has it. Raises UserError if there is none, or there
+    are several.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist: check the path")
     runs = find_runs(path)
@@ -79,7 +87,7 @@ def read_model(path: Path) -> ScoredModel:
     if len(runs) > 1:
         names = ", ".join(str(run_folder(seeds)) for seeds in runs)
         raise UserError(f"{path} has several runs: give one of {names}")
-    return read_run(runs[0])
+    return runs[0]
 
 
 def run_folder(seeds: Mapping[str, Path]) -> Path:
@@ -179,13 +187,33 @@ def corrected(comparisons: Sequence[Sequence[ScoreDifference]]) -> list[list[Sco
 
 
 def calibrations(model: ScoredModel) -> list[Calibration]:
-    """Of each run and set with probabilities of classes."""
-    return [
-        calibration(rows.probabilities_nC, rows.labels_n)
-        for runs in model.sets.values()
-        for rows in runs.values()
-        if rows.probabilities_nC is not None and rows.labels_n is not None
-    ]
+    """Of each run with probabilities of classes."""
+    by_run = [calibration_of(runs[name] for runs in model.sets.values()) for name in model.runs]
+    return [one for one in by_run if one is not None]
+
+
+def calibrate(path: Path) -> list[str]:
+    """Writes the temperature of the scored rows to the folders of the models of the only run in
+    `path`, one for each seed or fold. Returns lines that say so. Raises UserError if there are no
+    probabilities of classes, or no model.
+    """
+    lines = []
+    for folder in only_run(path).values():
+        sets = read_scored_rows([folder])
+        result = calibration_of(sets.values())
+        if result is None:
+            raise UserError(
+                f"{folder} has no probabilities of classes: --calibrate is for classifiers of texts"
+            )
+        model = find_model_folder(folder, print_line)
+        num_rows = sum(len(rows.keys) for rows in sets.values())
+        write_temperature(model, result.temperature, num_rows)
+        lines.append(
+            f"{model / CALIBRATION_FILE}: temperature {result.temperature:.2f}; expected "
+            f"calibration error {percent(result.error)}% without, "
+            f"{percent(result.calibrated_error)}% with it"
+        )
+    return lines
 
 
 def percent(value: float) -> str:
@@ -223,9 +251,9 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
     rows = []
     for letter, model in models.items():
         if errors_and_temperatures := calibrations(model):
-            error, temperature = np.mean(errors_and_temperatures, axis=0)
-            rows.append([letter, percent(error), f"{temperature:.2f}"])
-    header = ["", "expected calibration error, in percent", "temperature"]
+            error, temperature, calibrated = np.mean(errors_and_temperatures, axis=0)
+            rows.append([letter, percent(error), f"{temperature:.2f}", percent(calibrated)])
+    header = ["", "expected calibration error, in percent", "temperature", "error with it"]
     return markdown_table(header, rows) if rows else None
 
 

@@ -1,6 +1,6 @@
-"""Scores of the same rows by two models: the difference with its interval, and calibration.
+"""Scores of the same rows by two models: the difference with its interval.
 
-Legend: n rows, K numbers per row, C classes, G groups of rows, S runs (seeds) of a model.
+Legend: n rows, K numbers per row, G groups of rows, S runs (seeds) of a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,6 @@ SMALLEST_P_VALUE = 1e-12
 ROUNDING = 1e-12  # of scores
 ROWS_AT_ONCE = 4096  # so that the sums without each row take bounded memory
 MAX_GROUPS = 500  # of rows that are left out together, where each score needs all rows
-CALIBRATION_BINS = 15  # as Guo et al. (2017)
-LOG_TEMPERATURES = (-4.0, 4.0)  # bounds of the fit
 
 
 class RowScore(Protocol):
@@ -222,48 +220,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p_values))
     corrected[order] = np.minimum(1, np.maximum.accumulate(np.array(p_values)[order] * factors))
     return corrected.tolist()
-
-
-class Calibration(NamedTuple):
-    """error: expected calibration error. temperature: what logits are divided by for the smallest
-    log loss.
-    """
-
-    error: float
-    temperature: float
-
-
-def calibration(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> Calibration:
-    """How well probabilities say how often predictions are right."""
-    return Calibration(
-        calibration_error(probabilities_nC, labels_n), fit_temperature(probabilities_nC, labels_n)
-    )
-
-
-def calibration_error(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:
-    """Expected calibration error: the mean difference, over bins of equal width, between the
-    probability of predictions and the share that is right (Guo et al., 2017, "On Calibration of
-    Modern Neural Networks").
-    """
-    confidence_n = probabilities_nC.max(axis=1)
-    is_right_n = probabilities_nC.argmax(axis=1) == labels_n
-    bins_n = (confidence_n * CALIBRATION_BINS).astype(np.int64)
-    bins_n = np.minimum(bins_n, CALIBRATION_BINS - 1)  # a confidence of 1 is in the last bin
-    differences = np.bincount(bins_n, weights=confidence_n - is_right_n)  # of each bin the sum
-    return float(np.abs(differences).sum() / len(labels_n))
-
-
-def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:
-    from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
-
-    # Logits but for a constant per row; a float32 probability may be 0.
-    logits_nC = np.log(np.maximum(probabilities_nC, np.finfo(np.float32).tiny))
-    rows = np.arange(len(labels_n))
-
-    def log_loss(log_temperature: float) -> float:
-        scaled_nC = logits_nC / np.exp(log_temperature)
-        return -float(log_softmax(scaled_nC, axis=1)[rows, labels_n].mean())
-
-    best = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
-    return float(np.exp(best.x))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bert_recipe.checkpoint.calibration import read_temperature
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
@@ -186,6 +187,7 @@ class ClassPredictor(Predictor):
                 Prediction({"score": float(score)}, [named("score", f"{score:.4f}")])
                 for (score,) in logits_nC
             ]
+        logits_nC = logits_nC / np.float32(read_temperature(self.folder))
         labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(num_outputs))
         # [n, C] with several labels, else [n]
         chosen = (logits_nC > 0).astype(np.int64) if multi_label else logits_nC.argmax(axis=1)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from glue_runs import make_files, own_files
+from conftest import assert_refused
+from glue_runs import make_files, own_files, write_csv
 from glue_runs import run as glue_run
 from log_files import only_phase
 from scipy import optimize, stats
@@ -17,13 +18,14 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from small_runs import run_here
 
 import compare
+import inference
 import report
 from bert_recipe.reporting import paired_scores
+from bert_recipe.reporting.calibration import calibration
 from bert_recipe.reporting.comparison import corrected, differences_of, read_model
 from bert_recipe.reporting.paired_scores import (
     MeanScore,
     OrderScore,
-    calibration,
     compare_scores,
     holm,
 )
@@ -195,7 +197,7 @@ def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_los
 
     expected = optimize.brute(lambda x: log_loss(x[0]), [(0.5, 10)], Ns=200)[0]
     found = calibration(sure, labels)
-    assert found.error == pytest.approx(error)
+    assert found.error == pytest.approx(error) and found.calibrated_error < 0.5 * error
     assert found.temperature == pytest.approx(expected, rel=1e-3)
     assert found.temperature == pytest.approx(3, rel=0.15)
 
@@ -227,8 +229,8 @@ def write_right_rows(folder: Path, is_right: np.ndarray) -> None:
     (folder / "scores.json").write_text(json.dumps({"accuracy": float(is_right.mean())}))
 
 
-def run(*paths: Path):
-    return run_here([*map(str, paths)], compare.main)
+def run(*words: Path | str):
+    return run_here([*map(str, words)], compare.main)
 
 
 def test_rows_are_known_by_content_and_not_by_position(tmp_path, capsys):
@@ -295,3 +297,37 @@ def test_the_page_tells_runs_apart_that_started_from_other_weights_at_the_same_p
     phases = [only_phase(tmp_path / name) for name in "ab"]
     assert [len(phase.sessions) for phase in phases] == [2, 2]
     assert [*differences(phases)] == ["starting_weights"]
+
+
+def test_inference_divides_logits_by_the_temperature_that_calibrate_writes(tmp_path):
+    make_files(tmp_path)
+    words = own_files(tmp_path, "--do-train", "--do-eval")
+    glue_run(tmp_path, tmp_path / "out", *words, "--max-steps", 4)
+    (folder,) = (tmp_path / "out").glob("*/*")
+    texts = ["great ship", "awful river", "a lovely house"]
+    source = write_csv(tmp_path / "texts.csv", ("text",), *[(text,) for text in texts])
+
+    def log_odds(name: str) -> np.ndarray:
+        """Of the two classes of each text."""
+        flags = ("--init-checkpoint", folder, "--input", source, "--output", tmp_path / name)
+        result = run_here([*map(str, flags), "--text-column", "text"], inference.main)
+        assert result.returncode == 0, result.stderr
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        pairs = [[v for key, v in row.items() if key.startswith("probability")] for row in rows]
+        return np.diff(np.log(pairs), axis=1)[:, 0]
+
+    before = log_odds("before.jsonl")
+    result = run(folder, "--calibrate")
+    assert result.returncode == 0, result.stderr
+    (rows,) = read_model(folder).sets[""].values()
+    temperature = calibration(rows.probabilities_nC, rows.labels_n).temperature
+    assert f"temperature {temperature:.2f}" in result.stdout
+    assert log_odds("after.jsonl") == pytest.approx(before / temperature, rel=1e-3)
+    write_run(tmp_path / "numbers", "numbers", 1)
+    assert_refused(run(tmp_path / "numbers", "--calibrate"), "is for classifiers of texts")
+    write_run(tmp_path / "scored", "classes", 1)
+    assert_refused(run(tmp_path / "scored", "--calibrate"), "holds neither model.safetensors")
+    (file,) = folder.rglob("calibration.json")
+    file.write_text('{"temperature": 0}')
+    words = ["--init-checkpoint", str(folder), "--text", "a ship"]
+    assert_refused(run_here(words, inference.main), "temperature 0.0 is not positive")
