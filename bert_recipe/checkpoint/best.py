@@ -186,4 +186,4 @@ def verify_best(folder: Path) -> None:
     """
     check_best(folder)
     if (folder / BEST_FOLDER / MANIFEST_FILE).is_file():  # older ones have none
-        verify_checkpoint(folder / BEST_FOLDER)
+        verify_checkpoint(folder / BEST_FOLDER, with_state=False)

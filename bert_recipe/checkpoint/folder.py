@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
+from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.config import is_step
-from bert_recipe.tokenization.files import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
+from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import TEMPORARY_SUFFIX, remove
 from bert_recipe.utils.json_files import (
@@ -39,6 +40,8 @@ BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
 SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
+# Of the files that only a run that resumes reads, and that a published model need not have.
+STATE_SUFFIXES = (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX, AVERAGES_SUFFIX)
 # in the folder of steps: the model with the averaged weights of the newest checkpoint
 AVERAGES_FOLDER = "ema"
 INDEX_SUFFIX = ".index.json"
@@ -148,8 +151,10 @@ def check_best(parent: Path) -> None:
     )
 
 
-def verify_checkpoint(folder: str | Path) -> None:
-    """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest."""
+def verify_checkpoint(folder: str | Path, with_state: bool = True) -> None:
+    """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest; without
+    `with_state` only what is read of its model: the state of a run may then be missing.
+    """
     folder = Path(folder)
     if not (folder / MANIFEST_FILE).is_file():
         refuse_foreign(folder)
@@ -164,18 +169,23 @@ def verify_checkpoint(folder: str | Path) -> None:
         )
     try:
         expected = read_manifest(folder)
+        if not with_state:
+            expected = {
+                name: file for name, file in expected.items() if not name.endswith(STATE_SUFFIXES)
+            }
         # Also a file that was added later would be read without a checksum.
-        endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
-        read = {path.name for path in folder.iterdir() if path.name.endswith(endings)}
-        read |= {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}
+        read = {MODEL_FILE, CONFIG_FILE, *files_beside(folder, with_state)}
+        advice = ADVICE
+        if not with_state:
+            advice += f", or remove {MANIFEST_FILE} if you changed the model yourself"
         if unlisted := sorted(read - expected.keys()):
-            raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {ADVICE}")
+            raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {advice}")
         for name, file in expected.items():
             size = (folder / name).stat().st_size
             blocks = [(folder / name, block) for block in range(num_blocks(size))]
             if size != file["size"] or block_digests(blocks) != file["sha256"]:
                 raise BadCheckpoint(
-                    f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {ADVICE}"
+                    f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {advice}"
                 )
     except (OSError, ValueError) as error:  # ValueError: names with NUL
         where = getattr(error, "filename", None) or folder
@@ -185,6 +195,17 @@ def verify_checkpoint(folder: str | Path) -> None:
         ) from error
     except UserError as error:
         raise BadCheckpoint(str(error)) from error
+
+
+def files_beside(folder: Path, with_state: bool) -> set[str]:
+    """The names of the files in a model folder that are read if they are there: those of a
+    tokenizer, of sentence-transformers, and `with_state` those of a run.
+    """
+    names = {str(path.relative_to(folder)) for path in sentence_files(folder)}
+    for path in folder.iterdir():
+        if path.name in TOKENIZER_FILES or (with_state and path.name.endswith(STATE_SUFFIXES)):
+            names.add(path.name)
+    return names
 
 
 def is_valid(folder: Path) -> bool:
@@ -217,16 +238,19 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
 
 
 def newest_checkpoint(
-    parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1
+    parent: str | Path,
+    log: Callable[[str], None] = print_line,
+    above: int = -1,
+    with_state: bool = True,
 ) -> Path | None:
     """The newest valid checkpoint of the steps in `parent` after `above`, or None. Warns of damaged
-    newer ones.
+    newer ones. with_state: see `verify_checkpoint`.
     """
     newer_steps = [step for step in checkpoint_steps(parent) if step > above]
     for step in reversed(newer_steps):
         folder = Path(parent) / str(step)
         try:
-            verify_checkpoint(folder)
+            verify_checkpoint(folder, with_state)
             return folder
         except BadCheckpoint as error:
             log(f"warning: {error}")
@@ -285,9 +309,9 @@ def find_model_folder(
             log(f"{path}: using {BEST_FOLDER}, the model with the best score")
     if model is not None:
         if (model / MANIFEST_FILE).is_file():
-            verify_checkpoint(model)
+            verify_checkpoint(model, with_state=False)
         return model
-    newest = newest_checkpoint(path, log)
+    newest = newest_checkpoint(path, log, with_state=False)
     if newest is None:
         refuse_foreign(path)
         raise UserError(

@@ -86,7 +86,7 @@ class EmbeddingSettings:
         if not (folder / MODULES_FILE).is_file():
             return cls(do_lower_case=do_lower_case)
         paths_of_modules = {}
-        for entry in read_json(folder / MODULES_FILE, "modules", list_of(MODULE)):
+        for entry in read_modules(folder):
             # "sentence_transformers.models.Pooling"
             name = entry["type"].rpartition(".")[2]
             paths_of_modules[name] = entry["path"]
@@ -148,9 +148,24 @@ class EmbeddingSettings:
         }
 
 
+def read_modules(folder: Path) -> list[JsonObject]:
+    """The entries of a folder's MODULES_FILE. Raises UserError for a module outside the folder."""
+    path = folder / MODULES_FILE
+    modules = read_json(path, "modules", list_of(MODULE))
+    for entry in modules:
+        place = Path(entry["path"])
+        if place.is_absolute() or ".." in place.parts:
+            raise UserError(f"{path}: {place} is outside of the folder: use another model")
+    return modules
+
+
 def sentence_files(folder: Path) -> list[Path]:
     """The files of sentence-transformers in a model folder, also those of the modules after the
-    encoder.
+    encoder, which lie in folders that MODULES_FILE names.
     """
-    names = (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE, "[1-9]_*/**/*")
-    return sorted(path for name in names for path in folder.glob(name) if path.is_file())
+    paths = [folder / name for name in (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE)]
+    if paths[0].is_file():
+        for entry in read_modules(folder):
+            if Path(entry["path"]).parts:  # the encoder lies in the folder itself
+                paths += (folder / entry["path"]).rglob("*")
+    return sorted({path for path in paths if path.is_file()})

@@ -16,6 +16,8 @@ from bert_recipe.utils.words import has_accent
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+# All that is read of a tokenizer in a model folder.
+TOKENIZER_FILES = (VOCAB_FILE, TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = {
     "pad_token": PAD,

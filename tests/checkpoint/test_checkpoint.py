@@ -123,7 +123,10 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
     folder = steps_folder(copied)
     damage_file(folder / "8" / file, damage)
     before = files_of(folder)
-    for flag in ("--from-checkpoint", "--from-pretrained-params"):
+    flags = ["--from-checkpoint", "--from-pretrained-params"]
+    if file == "model_progress.json":  # which only a run that resumes reads
+        flags = flags[:1]
+    for flag in flags:
         result = run_here(inputs.command(copied, "--max-steps", 9, flag, folder / "8"))
         assert_refused(result, str(folder / "8"), file)
     assert files_of(folder) == before

@@ -8,12 +8,12 @@ from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
-    TOKENIZER_CONFIG,
     block_digests,
     manifest_of,
 )
 from bert_recipe.checkpoint.start import StartKind, find_start, resolve_start
 from bert_recipe.config import StartConfig
+from bert_recipe.tokenization.files import TOKENIZER_CONFIG
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import write_json
 
