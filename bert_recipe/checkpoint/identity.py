@@ -121,13 +121,19 @@ def check_steps(folder: Path, then: JsonObject, now: JsonObject) -> None:
             f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or "
             f"{WAYS_OUT}"
         )
-    if step < max_steps:
-        return
+    if step == max_steps and (difference := first_setting(then, now)):
+        raise UserError(f"{folder} holds a finished run with {difference}: {WAYS_OUT}")
+
+
+def first_setting(then: JsonObject, now: JsonObject) -> str | None:
+    """The first hyperparameter, but the run's length, whose value was another one; None if all are
+    the same.
+    """
     for name, value in now.items():
         stored = then.get(name, value)  # the flag may be newer than the record
         if name != "--max-steps" and stored != value:
-            difference = _difference(name, stored, value)
-            raise UserError(f"{folder} holds a finished run with {difference}: {WAYS_OUT}")
+            return _difference(name, stored, value)
+    return None
 
 
 def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
@@ -194,12 +200,16 @@ def complete_record(folder: Path, record: RunRecord) -> RunRecord:
     """`record` with the values that are stored in `folder` for those that this run does not know,
     such as the starting weights of a run that is resumed without their folder.
     """
-    stored = read_record(folder).identity
-    identity = dict(record.identity)
-    for name, value in record.identity.items():
-        if not _is_known(name, value):
-            identity[name] = stored.get(name, value)
+    identity = complete_identity(record.identity, read_record(folder).identity)
     return RunRecord(identity, record.hyperparameters)
+
+
+def complete_identity(identity: JsonObject, stored: JsonObject) -> JsonObject:
+    """`identity` with the values of `stored` for those that a run which resumes does not know."""
+    return {
+        name: value if _is_known(name, value) else stored.get(name, value)
+        for name, value in identity.items()
+    }
 
 
 def write_record(folder: Path, record: RunRecord) -> None:

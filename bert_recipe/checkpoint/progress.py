@@ -1,10 +1,12 @@
 """The progress file of a checkpoint, and how it differs from the run that resumes it."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
+from bert_recipe.checkpoint.identity import first_difference, first_setting
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import CheckpointMetadata, is_step
 from bert_recipe.tokenization.files import Casing
@@ -12,6 +14,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
+WAYS_OUT = "use the same, or take only its weights with --from-pretrained-params"
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
 
@@ -23,6 +26,7 @@ class Progress:
     data_files: that of its files' sizes and times.
     evaluated_step: of the last evaluation before it that chose the best model, or None.
     encoder_start, head_losses: see TrainState.
+    identity: of the run, see identity.py.
     hyperparameters: flags that change results, by name.
 
     Those with a default are missing in checkpoints of older versions.
@@ -44,6 +48,7 @@ class Progress:
     evaluated_step: int | None = None
     encoder_start: int | None = 0
     head_losses: list[float] = field(default_factory=list)
+    identity: JsonObject = field(default_factory=dict)
     hyperparameters: JsonObject = field(default_factory=dict)
     arguments: JsonObject = field(default_factory=dict)
     versions: JsonObject = field(default_factory=dict)
@@ -63,9 +68,18 @@ def read_progress(folder: Path, prefix: str) -> Progress:
     return progress
 
 
-def check_same_run(folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata) -> None:
-    """Raises UserError if the checkpoint `folder` is of another task, seed, data or casing."""
-    casing = Casing.of(folder.tokenizer_settings)
+def check_same_run(
+    folder: ModelFolder, progress: Progress, config: JsonObject, metadata: CheckpointMetadata
+) -> None:
+    """Raises UserError if the checkpoint `folder` is of another run, as `identity.check_record`
+    does for the record of a folder of steps.
+
+    config: of the run's model.
+    metadata: of the run.
+    """
+    casing = None
+    if folder.has_tokenizer:
+        casing = Casing.of(folder.tokenizer.casing_settings())
     for name, then, now in (
         ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
         ("the phase or task", progress.phase, metadata.phase),
@@ -74,10 +88,29 @@ def check_same_run(folder: ModelFolder, progress: Progress, metadata: Checkpoint
         ("the digest of the data", progress.data, metadata.data),
     ):
         if then not in (now, None):
-            advice = "use the same, or take only its weights with --from-pretrained-params"
             raise UserError(
-                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
+                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {WAYS_OUT}"
             )
+    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    if changes := changed_values(folder.config_values, plain):
+        raise UserError(f"checkpoint {folder}: {changes[0]}: {WAYS_OUT}")
+    if difference := first_difference(progress.identity, metadata.identity):
+        raise UserError(f"checkpoint {folder} belongs to a run with {difference}: {WAYS_OUT}")
+    check_length(folder, progress, metadata.hyperparameters)
+
+
+def check_length(folder: ModelFolder, progress: Progress, hyperparameters: JsonObject) -> None:
+    """Raises UserError if the run that has made the checkpoint is longer than this one will be, or
+    as long, with other settings. A benchmark has no length.
+    """
+    max_steps = hyperparameters.get("--max-steps", math.inf)
+    if progress.step > max_steps:
+        raise UserError(
+            f"checkpoint {folder} is step {progress.step}, and --max-steps is {max_steps}: raise it"
+        )
+    difference = first_setting(progress.hyperparameters, hyperparameters)
+    if progress.step == max_steps and difference:
+        raise UserError(f"checkpoint {folder} ends a run with {difference}: {WAYS_OUT}")
 
 
 def check_same_batch(
@@ -102,22 +135,10 @@ def check_same_batch(
         )
 
 
-def changes_since(
-    stored_config: dict[str, Any],
-    progress: Progress,
-    config: dict[str, Any],
-    metadata: CheckpointMetadata,
-) -> list[str]:
-    """Notes on settings that are not those of the checkpoint that is resumed.
-
-    stored_config: of the checkpoint's model.
-    progress: of the checkpoint.
-    config: of the run's model.
-    metadata: of the run.
-    """
-    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
-    notes = changed_values(stored_config, plain)
-    notes += changed_values(progress.hyperparameters, metadata.hyperparameters)
+def changes_since(progress: Progress, metadata: CheckpointMetadata) -> list[str]:
+    """Notes on settings of the run that are not those of the checkpoint that it resumes."""
+    changes = changed_values(progress.hyperparameters, metadata.hyperparameters)
+    notes = [f"note: {change}" for change in changes]
     then, now = progress.arguments.get("compile"), metadata.arguments.get("compile")
     if then not in (now, None):
         notes.append(
@@ -128,9 +149,9 @@ def changes_since(
 
 
 def changed_values(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A note for each name in both whose value is another one now."""
+    """A line for each name in both whose value is another one now."""
     return [
-        f"note: {name} was {then[name]} and is {now[name]} now"
+        f"{name} was {then[name]} and is {now[name]} now"
         for name in sorted(then.keys() & now.keys())
         if then[name] != now[name]
     ]

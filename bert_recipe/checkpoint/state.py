@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import time
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from bert_recipe.checkpoint.folder import (
     checkpoint_steps,
     remove_leftovers,
 )
-from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
+from bert_recipe.checkpoint.identity import check_record, complete_identity, overwrite, write_record
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import (
     ADVICE,
@@ -77,6 +78,7 @@ class TrainState:
         self.averages: WeightAverages | None = None  # once the weights are loaded
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
         self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
+        self.identity = metadata.identity  # with what only the resumed checkpoint knows
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
@@ -173,6 +175,7 @@ class TrainState:
             data=metadata.data,
             data_files=metadata.data_files,
             evaluated_step=self.evaluated_step,
+            identity=self.identity,
             encoder_start=self.encoder_start,
             head_losses=self.head_losses,
             hyperparameters=metadata.hyperparameters,
@@ -243,11 +246,11 @@ class TrainState:
         """Resumes from a checkpoint of this run: weights, optimizer, schedule, loss scale and data
         position. Raises UserError if it is of another run.
         """
-        check_same_run(folder, progress, self.metadata)
+        check_same_run(folder, progress, self.model.config.to_dict(), self.metadata)
         check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
-        config = self.model.config.to_dict()
-        for note in changes_since(folder.config_values, progress, config, self.metadata):
+        for note in changes_since(progress, self.metadata):
             self._log(note)
+        self.identity = complete_identity(self.identity, progress.identity)
         self.evaluated_step = progress.evaluated_step
         self.data_may_differ = progress.data_files != self.metadata.data_files
         self._restore_updates(folder, progress)
@@ -406,6 +409,11 @@ class TrainState:
             # Only the main process writes, perhaps because another one has failed.
             return Path(find())
         return Path(self.distributed.on_main(find))
+
+    def keep_lock(self) -> AbstractContextManager[object]:
+        """The lock of the run's folder, for a caller who outlives this state. `close` leaves it."""
+        lock, self.lock = self.lock, None
+        return nullcontext() if lock is None else closing(lock)
 
     def close(self) -> None:
         """Unlocks the run's folder, for the end of the run. The garbage collector can be late."""

@@ -208,6 +208,7 @@ class CheckpointMetadata:
     num_samples: int = 0
     data: str | None = None  # digest
     data_files: str | None = None  # digest of the sizes and times of the data's files
+    identity: dict[str, Any] = field(default_factory=dict)  # see RunRecord
     hyperparameters: dict[str, Any] = field(default_factory=dict)  # see RunConfig
     tokenizer: Any = None  # a tokenizer.Tokenizer
     max_length: int | None = None  # of the texts of fine-tuning, in tokens

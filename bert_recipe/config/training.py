@@ -94,6 +94,7 @@ class TrainerConfig:
         "pre-training with the lowest loss); 0: only at the end",
         needs=("--eval-dir", "--do-train", "--do-eval"),
         excludes=("--benchmark",),
+        result=True,
     )
     early_stopping: int | None = option(
         "--early-stopping --early-stopping-patience",
@@ -101,6 +102,7 @@ class TrainerConfig:
         None,
         "stop after this many evaluations without a better score",
         needs=("--eval-steps",),
+        result=True,
     )
     steps_per_checkpoint: int = option(
         "--num-steps-per-checkpoint --save-steps",

@@ -199,6 +199,7 @@ def complete_config(
             "phase": phase,
             "num_samples": len(data.dataset),
             "data": None if record is None else record.identity["data"],
+            "identity": {} if record is None else record.identity,
             "hyperparameters": (
                 config.hyperparameters if record is None else record.hyperparameters
             ),

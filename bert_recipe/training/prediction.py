@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
 from bert_recipe.training.setup import DIGITS, SCORES_FILE, check_memory, open_report
 from bert_recipe.utils.device import allocate
+from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line
 
@@ -47,29 +49,31 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     sets = task.prediction_sets(choice.tokenizer)
     warn_of_undefined(sets, task.metric, False, runtime)
     results = config.trainer.checkpoint_folder / choice.name / task.name
-    digest = None
-    if not config.trainer.benchmark:
-        digest = on_main(partial(check_results, results, folder))
-    open_report(config.runtime, results, runtime)
-    settings = config.metadata.arguments | {
-        "SEED": config.metadata.seed,
-        "task": task.name,
-        "max_seq_length": task.max_seq_length,
-    }
-    if digest is not None:
-        settings["starting_weights"] = digest[:DIGITS]
-    runtime.reporter.log("PARAMETER", settings)
-    parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
-    predict_all(config, task, parallel, sets, results, runtime)
-    if digest is not None and runtime.distributed.is_main:
-        write_record(results, RunRecord({WEIGHTS: digest}, {}))
+    with ExitStack() as locks:
+        digest = None
+        if not config.trainer.benchmark:
+            digest = on_main(partial(claim_results, results, folder, locks))
+        open_report(config.runtime, results, runtime)
+        settings = config.metadata.arguments | {
+            "SEED": config.metadata.seed,
+            "task": task.name,
+            "max_seq_length": task.max_seq_length,
+        }
+        if digest is not None:
+            settings["starting_weights"] = digest[:DIGITS]
+        runtime.reporter.log("PARAMETER", settings)
+        parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
+        predict_all(config, task, parallel, sets, results, runtime)
+        if digest is not None and runtime.distributed.is_main:
+            write_record(results, RunRecord({WEIGHTS: digest}, {}))
     return 0
 
 
-def check_results(results: Path, model: ModelFolder) -> str | None:
-    """The digest to record in the folder `results`, None if the model is of a run in it. Raises
-    UserError if the folder belongs to something else.
+def claim_results(results: Path, model: ModelFolder, locks: ExitStack) -> str | None:
+    """Locks the folder `results`, until `locks` is closed. Returns the digest to record in it, None
+    if the model is of a run in it. Raises UserError if the folder belongs to something else.
     """
+    locks.enter_context(closing(lock_folder(results)))
     refuse_seeds(results)
     if results.resolve() in model.path.resolve().parents:
         return None

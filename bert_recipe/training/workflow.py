@@ -2,6 +2,7 @@
 one seed or several, or for folds.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from bert_recipe.checkpoint.best import BestCheckpoint, verify_best
 from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
     EVALUATIONS_FILE,
+    SEED_FOLDER,
     checkpoint_steps,
 )
 from bert_recipe.checkpoint.identity import refuse_seeds
@@ -37,7 +39,7 @@ from bert_recipe.training.setup import SCORES_FILE, open_report, start_runtime
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import remove
-from bert_recipe.utils.json_files import JsonObject, from_json, read_json, write_json
+from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
 
 
@@ -64,8 +66,6 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
     open_report(config.runtime, folder, runtime)
     check_seeds(plans, runtime)
     has_several = len(plans) > 1
-    if has_several and runtime.distributed.is_main:
-        (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for name, plan in plans.items():
         with seed_logs(config.runtime, name, runtime) as seed_runtime:
@@ -163,19 +163,23 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
         use_best(trainer)
         parallel = trainer.parallel
         model_folders = folders_of_model(trainer)
+        lock = trainer.state.keep_lock()
     del trainer  # frees the optimizer's memory
-    scores = predict_all(
-        config,
-        cast(FineTuningTask, data.task),
-        parallel,
-        list(data.sets),
-        config.trainer.checkpoint_folder,
-        runtime,
-    )
-    if scores and not config.trainer.benchmark:
-        for model_folder in model_folders:
-            architecture = parallel.model.architecture
-            complete_card(model_folder, plan, architecture, only_numbers(scores))
+    with lock:  # until the scores are written, too
+        if runtime.distributed.is_main and not config.trainer.benchmark:
+            remove_summary(config.trainer.checkpoint_folder)
+        scores = predict_all(
+            config,
+            cast(FineTuningTask, data.task),
+            parallel,
+            list(data.sets),
+            config.trainer.checkpoint_folder,
+            runtime,
+        )
+        if scores and not config.trainer.benchmark:
+            for model_folder in model_folders:
+                architecture = parallel.model.architecture
+                complete_card(model_folder, plan, architecture, only_numbers(scores))
     return scores, 0
 
 
@@ -241,8 +245,18 @@ def last_results(trainer: Trainer) -> dict[str, float]:
 
 def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
+    folder = trainer.config.checkpoint_folder
     for name in {*plan.start.result_files} - {EVALUATIONS_FILE}:
-        remove(trainer.config.checkpoint_folder / name)
+        remove(folder / name)
+    remove_summary(folder)
+
+
+def remove_summary(folder: Path) -> None:
+    """Removes the means over all seeds or folds, before the results of the one in `folder` change.
+    A single run has none.
+    """
+    if SEED_FOLDER.fullmatch(folder.name):
+        remove(folder.parent / SCORES_FILE)
 
 
 def use_best(trainer: Trainer) -> None:
@@ -297,8 +311,8 @@ def folders_of_model(trainer: Trainer) -> list[Path]:
 
 
 def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> dict[str, float]:
-    """Writes a seed's last losses to `path`, or returns those in it if this start had nothing left
-    to train.
+    """Writes a seed's last losses to `path`, or returns the results in it if this start had nothing
+    left to train.
     """
     held_out = plan.data.held_out and plan.data.held_out.digest()
     if "loss" in results or not path.exists():  # killed before it was written
@@ -310,4 +324,6 @@ def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> d
             f"{path} has the results of other held-out data: give --eval-dir that, or add "
             f"--overwrite"
         )
-    return from_json(dict[str, float], stored, f"the results of a seed {path}")
+    # A score that is not defined is null; others than numbers are no results of a seed.
+    stored = {name: math.nan if value is None else value for name, value in stored.items()}
+    return only_numbers(stored)

@@ -77,21 +77,18 @@ def test_a_fork_says_what_it_changes(inputs, finished, tmp_path):
         3,
         "--learning-rate",
         0.5,
-        "--dropout",
-        0.25,
     )
     output = train(
         inputs.command(tmp_path, *flags, "--batch-size", 2, "--eval-dir", inputs.held_out)
     ).stdout
     for change in (
-        "hidden_dropout_prob was 0.1 and is 0.25",
         "--learning-rate was 0.01 and is 0.5",
         "the global batch size was 4 and is 2",
     ):
         assert output.count(f"note: {change} now\n") == 1
     assert "--eval-dir was" not in output
     others = write_shards(tmp_path / "others", sizes=(20,), seed=5)
-    flags = (*resuming(tmp_path), "--max-steps", 4, "--dropout", 0.25, "--eval-dir", others)
+    flags = (*resuming(tmp_path), "--max-steps", 4, "--eval-dir", others)
     assert (
         "note: the digest of --eval-dir was rows:" in train(inputs.command(tmp_path, *flags)).stdout
     )
