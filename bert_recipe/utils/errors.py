@@ -142,9 +142,22 @@ def reader_is_closed() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-# Optional packages, and what needs them. Others are in requirements.txt.
+# What every installation has. A checkout's requirements.txt installs the extras too.
+REQUIRED_PACKAGES = (
+    "huggingface_hub",
+    "numpy",
+    "regex",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "tqdm",
+)
+# Optional packages by the names of their modules, and what needs them.
 OPTIONAL_PACKAGES = {
     "distributed": "--scheduler",
+    "h5py": "reading and writing shards",
+    "jinja2": "the report page and the cards of models",
+    "nltk": "splitting text into sentences",
     "onnx": "export_onnx.py",
     "onnxruntime": "export_onnx.py",
     "onnxscript": "export_onnx.py",
@@ -169,8 +182,7 @@ def missing_package(error: BaseException) -> str | None:
             f"{OPTIONAL_PACKAGES[name]} needs the package {package}, which is not installed: pip "
             f"install {package}"
         )
-    requirements = Path(__file__).resolve().parents[2] / "requirements.txt"
-    if name in ("torch", *re.findall(r"^\w+", requirements.read_text(), re.MULTILINE)):
+    if name in REQUIRED_PACKAGES:
         return f"the package {name} is not installed: run bash scripts/setup_environment.sh"
     return None
 

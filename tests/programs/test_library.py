@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from conftest import ROOT, TINY, VOCAB_FILE, run_program
 
 import bert_recipe
 from bert_recipe import BertForSequenceClassification, BertModel, ModernBertModel, NorMuon
-from bert_recipe.utils import requirements
+from bert_recipe.utils import errors, requirements
 
 SMALL = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -35,7 +36,11 @@ def test_the_wheel_has_only_the_package_with_the_files_that_it_reads(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"bert_recipe"}
-    for name in ("vocab/bert-base-uncased-vocab.txt", "bert_configs/modernbert-base.json"):
+    for name in (
+        "py.typed",
+        "vocab/bert-base-uncased-vocab.txt",
+        "bert_configs/modernbert-base.json",
+    ):
         assert f"bert_recipe/{name}" in names
     tracked = subprocess.run(
         ["git", "ls-files", "bert_recipe"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -78,15 +83,28 @@ def test_the_names_of_the_package():
         _ = bert_recipe.Nothing
 
 
-def test_the_dependencies_are_those_of_requirements_txt():
-    def needed(text: str) -> set[str]:
-        return set(re.findall(r"^ *\"?([\w-]+>=[\d.]+)", text, re.MULTILINE))
-
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    section = project.partition("dependencies = [")[2].partition("]")[0]
+def test_the_dependencies_and_extras_are_those_of_requirements_txt():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    packages = {*project["dependencies"], *extras["data"], *extras["tasks"], *extras["report"]}
     listed = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    assert {name for name in needed(section) if not name.startswith("torch")} == needed(listed)
-    assert requirements.TORCH in section
+    needed = set(re.findall(r"^[\w-]+>=[\d.]+", listed, re.MULTILINE))
+    assert {name for name in packages if not name.startswith("torch")} == needed
+    assert any(name.startswith(requirements.TORCH) for name in packages)
+    base = {re.match(r"[\w-]+", name)[0].replace("-", "_") for name in project["dependencies"]}
+    assert base == {*errors.REQUIRED_PACKAGES}
+    assert not base & errors.OPTIONAL_PACKAGES.keys()
+
+
+def test_versions_agree():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    versions = {
+        bert_recipe.__version__,
+        re.search(r"^version: (.*)$", cited, re.MULTILINE)[1],
+        re.search(r"^## (\S+)", changes, re.MULTILINE)[1],
+    }
+    assert len(versions) == 1
 
 
 @pytest.mark.parametrize("kind", ["Bert", "ModernBert", "Electra"])

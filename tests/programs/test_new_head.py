@@ -14,7 +14,8 @@ from small_runs import losses, progress, resuming, steps_folder, train, weights
 from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.config import OPTIMIZERS, OptimizerConfig
 from bert_recipe.optimization.layers import layer_depths
-from bert_recipe.optimization.registry import apply_step, make_optimizer
+from bert_recipe.optimization.protocol import apply_step
+from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.training import head_first
 from modeling import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
