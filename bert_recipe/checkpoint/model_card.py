@@ -51,10 +51,10 @@ TEMPLATE = """\
 ---
 {{ metadata }}
 ---
-# {{ card.name }}
+# {{ cell(card.name) }}
 
 {% if card.task %}
-{{ card.architecture }}: {{ card.task[1] }}.
+{{ cell(card.architecture) }}: {{ card.task[1] }}.
 
 {% endif %}
 {% if facts %}
@@ -66,7 +66,7 @@ TEMPLATE = """\
 
 {% endif %}
 {% if scores %}
-## Scores on {{ card.scored_file }}
+## Scores on {{ cell(card.scored_file) }}
 
 | score | value |
 |---|---|
@@ -81,9 +81,9 @@ TEMPLATE = """\
 {% if card.command is not none %}
 ## How it was made
 
-```bash
+{{ fence }}bash
 {{ card.command }}
-```
+{{ fence }}
 {% endif %}
 """
 
@@ -157,13 +157,15 @@ class ModelCard:
     def text(self) -> str:
         from jinja2 import Template
 
-        facts = dict(self.facts)
+        facts = {cell(name): cell(value) for name, value in self.facts.items()}
         if self.labels:
-            facts["labels"] = listed([f"`{label}`" for label in self.labels], 20)
+            facts["labels"] = listed([code_span(label) for label in self.labels], 20)
         template = Template(TEMPLATE, trim_blocks=True, lstrip_blocks=True)
         text = template.render(
             card=self,
-            facts={cell(name): cell(value) for name, value in facts.items()},
+            cell=cell,
+            fence=backticks_around(self.command or "", at_least=3),
+            facts=facts,
             scores={cell(name): value for name, value in self.finite_scores.items()},
             metadata=self.metadata(),
             usage="\n".join(self.usage()),
@@ -294,7 +296,24 @@ def printable(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """`text` as plain text of one line in Markdown, also in a table: names of files and models may
+    look like HTML, links or code.
+    """
+    return re.sub(r"([\\`*\[\]<>&|])", r"\\\1", " ".join(text.split()))
+
+
+def code_span(text: str) -> str:
+    """`text` as code in a table of Markdown."""
+    line = " ".join(text.split()).replace("|", "\\|")
+    ticks = backticks_around(line, at_least=1)
+    space = " " if "`" in line else ""
+    return f"{ticks}{space}{line}{space}{ticks}"
+
+
+def backticks_around(text: str, at_least: int) -> str:
+    """More backticks than follow each other in `text`, which would end the code."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    return "`" * max(at_least, longest + 1)
 
 
 def digest(text: str) -> str:

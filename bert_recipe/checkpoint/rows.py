@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import refuse_pointer
+from bert_recipe.utils.json_files import parse_json
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -146,9 +147,16 @@ def open_file(path: Path) -> safetensors.safe_open:
             return safetensors.safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
 
 
+def check_header(path: Path) -> None:
+    """Raises UserError if the header of a safetensors file has a name twice."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        parse_json(file.read(size), f"the header of {path}")
+
+
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is
-    damaged.
+    damaged, or its header has a name twice, of which safetensors takes the last one.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist: expected a model folder with it")
@@ -156,6 +164,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     tensors = {}
     try:
         file = open_file(path)
+        check_header(path)
         for name in file.keys():  # noqa: SIM118 (not a dict)
 
             def read(*bounds: int, name: str = name) -> Tensor:

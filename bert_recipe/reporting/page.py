@@ -225,7 +225,7 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
         prefix = name.removesuffix("per_class")
         matrix = phase.results.get(f"{prefix}confusion_matrix")
         scores_of_class = {label: numbers(row) for label, row in phase.results[name].items()}
-        columns = list(next(iter(scores_of_class.values())))
+        columns = list(dict.fromkeys(itertools.chain(*scores_of_class.values())))
         classes = list(scores_of_class)  # in the order of the confusion matrix
         order = sorted(range(len(classes)), key=lambda index: natural_key(classes[index]))
         labels = [classes[index] for index in order]
@@ -233,11 +233,11 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
         for label in labels:
             cells = []
             for column in columns:
-                value = scores_of_class[label][column]
+                value = scores_of_class[label].get(column, math.nan)
                 cells.append(Cell(show(column, value) if math.isfinite(value) else "–"))
             table.append((label, cells))
         yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
-        if matrix is not None:
+        if matrix is not None and {len(matrix), *map(len, matrix)} == {len(classes)}:
             counts = [[matrix[row][column] for column in order] for row in order]
             header = ["true \\ predicted", *labels]
             rows_of_counts = [matrix_cells(row) for row in counts]

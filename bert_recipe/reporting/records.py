@@ -17,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bert_recipe.tasks.mistakes import MISTAKES
+from bert_recipe.utils.command_line import MAX_FLOAT32
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import files_below
-from bert_recipe.utils.json_files import JsonObject
+from bert_recipe.utils.json_files import JsonObject, from_json, list_of, object_of
 
 PREFIX = "DLLL "
 # First; others in the order of their start.
@@ -33,6 +35,14 @@ PROGRESS_MARKS = (
     "sample_number",
     "time_per_1000",
 )
+MAX_STEP = 10**15
+MAX_TIME = 253_402_300_799  # the end of the year 9999, in seconds since the epoch
+# What results are drawn as tables, by the ending of their names.
+TABLES = {
+    "per_class": object_of(JsonObject),
+    "confusion_matrix": list_of(list[int]),
+    MISTAKES: list_of({"text": Any, "label": Any, "prediction": Any, "confidence": float}),
+}
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 
 
@@ -143,13 +153,15 @@ def find_log_files(path: Path) -> list[Path]:
 
 
 def numbers(data: JsonObject) -> dict[str, float]:
-    """The numbers in `data`; null and non-finite values become NaN, other types are skipped."""
+    """The numbers in `data`; null and values that are not finite in float32, in which models
+    compute, become NaN, other types are skipped.
+    """
     values = {}
     for name, value in data.items():
         if value is None:
             values[name] = math.nan
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            values[name] = float(value) if math.isfinite(value) else math.nan
+            values[name] = float(value) if abs(value) <= MAX_FLOAT32 else math.nan
     return values
 
 
@@ -171,20 +183,25 @@ def parse_line(line: str) -> Record | None:
         return None
     try:
         record = json.loads(line.removeprefix(PREFIX))
-        step, data = record["step"], record["data"]
+        step, data = record["step"], from_json(JsonObject, record["data"], "data")
         times = float(record["timestamp"]), float(record["elapsedtime"])
+        if not (0 <= times[0] <= MAX_TIME and math.isfinite(times[1])):
+            return None
         if step in ("PARAMETER", ["PARAMETER"], []):
             are_settings = bool(step)
             return Record(None, run_values(data, are_settings), are_settings, *times)
         step = step[-1] if isinstance(step, list) else step
         metrics = numbers(data)
-        return Record(step, metrics, False, *times) if metrics else None
-    except (ValueError, TypeError, KeyError):
+        is_step = type(step) is int and 0 <= step <= MAX_STEP
+        return Record(step, metrics, False, *times) if is_step and metrics else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, UserError):
         return None
 
 
 def run_values(data: JsonObject, are_settings: bool) -> JsonObject:
-    """The settings or results in a record; lists and dictionaries of settings become JSON."""
+    """The settings or results in a record; lists and dictionaries of settings become JSON. Raises
+    UserError for results that are not the table that they should be.
+    """
     values = {}
     for name, value in data.items():
         # Some metrics are logged under NVIDIA's name in capitals, too.
@@ -193,6 +210,9 @@ def run_values(data: JsonObject, are_settings: bool) -> JsonObject:
             continue
         if are_settings and isinstance(value, list | dict):
             value = json.dumps(value)
+        for ending, kind in () if are_settings else TABLES.items():
+            if name.endswith(ending):
+                value = from_json(kind, value, name)
         values[name] = value
     return values
 

@@ -76,7 +76,7 @@ def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
         if lines_of(paths[0])[0] == NER_HEADER:
             return rows_of_words(paths)
         return rows_of_texts(paths, names)
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+    except (KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
         raise UserError(
             f"{paths[0]} is not what --do-eval writes ({type(error).__name__}: {error}): score the "
             f"model again"

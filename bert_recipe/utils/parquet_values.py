@@ -10,7 +10,7 @@ def class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
     """
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return {}
     if not isinstance(features, dict):
         return {}

@@ -55,6 +55,36 @@ def test_the_hub_reads_task_library_base_and_scores(tmp_path):
     )
 
 
+HOSTILE = "a <img src=x onerror=y> [b](http://c) `d` ```e``` \\ *f* & | g\n# h"
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+    """Names of files, models and labels are no HTML, links or code of the page."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt().enable("table")
+    card = replace(
+        CLASSES,
+        name=HOSTILE,
+        architecture=f"{HOSTILE}ForSequenceClassification",
+        labels=(HOSTILE, "``", "plain"),
+        facts={"training file": HOSTILE, HOSTILE: "x"},
+        command=f"python3 run_glue.py --text-column '{HOSTILE}\n```\n<b>'",
+        scored_file=HOSTILE,
+    )
+    write_card(tmp_path, card)
+    tokens = markdown.parse(HubCard.load(tmp_path / CARD_FILE).text)
+    inner = [child for token in tokens for child in token.children or ()]
+    assert not [token for token in inner if token.type in ("html_inline", "link_open", "image")]
+    assert [token.content.split("-->")[1] for token in tokens if token.type == "html_block"] == [
+        "\n"  # the signature
+    ]
+    texts = ["".join(child.content for child in token.children or ()) for token in tokens]
+    shown = " ".join(HOSTILE.split())
+    assert texts.count(shown) == 3 and f"Scores on {shown}" in texts  # the name and both facts
+    assert "``, plain" in "".join(texts)
+    fences = [token.content for token in tokens if token.type == "fence"]
+    assert card.command + "\n" in fences
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "scored"),
     [

@@ -1,5 +1,8 @@
 """safetensors files written by rows and read by rows, against the safetensors library."""
 
+import json
+
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -72,3 +75,17 @@ def test_damaged_file_gives_tensors_or_an_error_that_names_it(tmp_path, data):
             assert tensor.read().shape == tensor.shape
     except UserError as error:
         assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("twice", ["a", "__metadata__"])
+def test_a_name_twice_in_the_header_is_refused(tmp_path, twice):
+    """safetensors takes the last one."""
+    save_file({"a": torch.ones(2)}, tmp_path / "file", metadata={"format": "pt"})
+    content = (tmp_path / "file").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8 : 8 + size])
+    header = json.dumps(entries)[:-1] + f', "{twice}": {json.dumps(entries[twice])}}}'
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + content[8 + size :])
+    with pytest.raises(UserError, match=r"given twice|duplicate field"):
+        open_safetensors(path)

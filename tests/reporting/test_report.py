@@ -130,6 +130,35 @@ def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     assert result.stdout.splitlines() == [f"note: {note}", f"report: {tmp_path / 'page.html'}"]
 
 
+DEEP = "[" * 100_000
+ODD_VALUES = ["1e400", "-1e400", "NaN", "null", "true", '"x"', "[]", "{}", "1e308", "9" * 400]
+ODD_VALUES += ["-5", "1.5", "[[1]]", '[{"text": "a"}]', '{"a": {"f1": 1}}', DEEP]
+ODD_LINES = {
+    "step": '{"step": [%s], "data": {"loss": 1}, TIMES}',
+    "time": '{"step": [30], "data": {"loss": 1}, "timestamp": %s, "elapsedtime": 9}',
+    "elapsed": '{"step": [30], "data": {"loss": 1}, "timestamp": 1e9, "elapsedtime": %s}',
+    "metrics": '{"step": [30], "data": {"loss": %s, "loss_scale": %s, "eval_f1": %s}, TIMES}',
+    "values": '{"step": [30], "data": %s, TIMES}',
+    "settings": '{"step": "PARAMETER", "data": {"output_dir": %s, "phase2": %s}, TIMES}',
+    "scores": '{"step": [], "data": {"per_class": {"a": {"f1": %s}, "b": {"f2": %s}}}, TIMES}',
+    "class": '{"step": [], "data": {"per_class": {"a": {"f1": 1}, "b": %s}}, TIMES}',
+    "table": '{"step": [], "data": {"per_class": %s, "confusion_matrix": %s}, TIMES}',
+    "matrix": '{"step": [], "data": {"per_class": {"a": {}}, "confusion_matrix": %s}, TIMES}',
+    "mistakes": '{"step": [], "data": {"most_confident_mistakes": %s}, TIMES}',
+}
+
+
+@pytest.mark.parametrize("kind", ODD_LINES)
+def test_values_that_no_program_logs_are_no_traceback(tmp_path, kind):
+    for number, value in enumerate(ODD_VALUES):
+        log = Log(tmp_path / str(number) / "log.json").start(SETTINGS).train([10, 20])
+        line = ODD_LINES[kind].replace("%s", value)
+        log.raw("DLLL " + line.replace("TIMES", '"timestamp": 1e9, "elapsedtime": 9') + "\n")
+        log.train([40], -1e308).train([50])
+        report.main([str(log.path)])
+        assert "</html>" in (log.path.parent / "report.html").read_text()
+
+
 def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
     log = Log(tmp_path / "log.json").start(SETTINGS).train([10, 20], 5.0)
     log.start({**SETTINGS, "benchmark": True}).train([10], 9.0)

@@ -289,7 +289,7 @@ def parse_list(text: str, name: str) -> list[Any] | None:
     if not (text.startswith("[") and text.endswith("]")):
         return None
     for parse in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = parse(text)
             # Python joins strings without a comma between them, as NumPy writes them.
             if not re.search(r"""(['"])\s+\1""", text):
