@@ -32,9 +32,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "max_seq_length": SquadOptions.max_seq_length,
         "predict_batch_size": 8,
     }
-    args = parse_fine_tuning(
-        parser, argv, {"features and decoding": flags_of(SquadOptions)}, **defaults
-    )
+    groups = {"features and decoding": flags_of(SquadOptions)}
+    args = parse_fine_tuning(parser, argv, groups, ("baseline",), **defaults)
     complaints = []
     if args.do_train and args.train_file is None:
         complaints.append("--do-train needs --train-file")

@@ -57,6 +57,15 @@ class LearningOptions:
         needs=("--eval-steps",),
         only=FINE_TUNING,
     )
+    baseline: bool = option(
+        "--baseline",
+        bool,
+        True,
+        "beside the scores, those of simple methods that learn from the same file in seconds, such "
+        "as the most frequent class and tf-idf; --no-baseline leaves them out",
+        needs=(*TRAIN, "--do-eval"),
+        only=FINE_TUNING,
+    )
 
 
 @dataclass(frozen=True)

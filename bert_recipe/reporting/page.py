@@ -28,6 +28,7 @@ from bert_recipe.reporting.records import (
     numbers,
     printable,
 )
+from bert_recipe.tasks.baselines import BASELINES, ROWS
 from bert_recipe.tasks.mistakes import MISTAKES
 from bert_recipe.utils.json_files import JsonObject
 
@@ -218,9 +219,11 @@ ScoreTable = tuple[str, list[str], list[tuple[str, list[Cell]]]]
 
 
 def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
-    """Title, header and rows of the scores per class and of the confusion matrix, if the log has
-    them.
+    """Title, header and rows of the scores beside those of baselines, of the scores per class and
+    of the confusion matrix, if the log has them.
     """
+    if BASELINES in phase.results:
+        yield baseline_table(phase)
     for name in [name for name in phase.results if name.endswith("per_class")]:
         prefix = name.removesuffix("per_class")
         matrix = phase.results.get(f"{prefix}confusion_matrix")
@@ -243,6 +246,28 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
             rows_of_counts = [matrix_cells(row) for row in counts]
             title = title_of(prefix + "confusion_matrix")
             yield title, header, list(zip(labels, rows_of_counts, strict=True))
+
+
+def baseline_table(phase: RunPhase) -> ScoreTable:
+    """The scores of the model and of simple methods on the same rows. Those of several seeds or
+    folds are means.
+    """
+    methods: Mapping[str, JsonObject] = phase.results[BASELINES]
+    results = numbers(phase.results)
+    means = {name.removesuffix("_mean"): value for name, value in results.items()}
+    names = dict.fromkeys(name for scores in methods.values() for name in scores if name in means)
+    rows_of_table = []
+    for method, scores in {"this model": means, **methods}.items():
+        values = [numbers(scores).get(name, math.nan) for name in names]
+        cells = [
+            Cell("–" if math.isnan(value) else show(name, value))
+            for name, value in zip(names, values, strict=True)
+        ]
+        label = method
+        if ROWS in scores:
+            label += f", {scores[ROWS]:,.0f} rows"
+        rows_of_table.append((label, cells))
+    return "Beside simple methods", ["", *map(title_of, names)], rows_of_table
 
 
 def is_wide(header: Sequence[str]) -> bool:

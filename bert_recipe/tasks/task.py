@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what imports torch, which --help and errors of the command 
     from bert_recipe.model.encoders.config import ModelConfig
     from bert_recipe.model.token_stream import BatchCounts, MicroBatch
     from bert_recipe.parallel.runtime import Runtime
+    from bert_recipe.tasks.baselines import Baselines
     from bert_recipe.tasks.splits import Split
     from bert_recipe.tasks.text_sequences import SequenceDataset, TextSamples
 
@@ -204,13 +205,15 @@ class PredictionSet:
     """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It
     writes the predictions to `folder`, unless that is None, and returns the scores if the file
     `is_scored`: numbers and tables; a score that is not defined is NaN. undefined: why the task's
-    `metric` is not defined for this file, whatever a model predicts, or None.
+    `metric` is not defined for this file, whatever a model predicts, or None. baselines: computes
+    the scores of simple methods, or None.
     """
 
     dataset: SequenceDataset
     finish: Callable[[np.ndarray, Path | None], JsonObject]
     is_scored: bool
     undefined: str | None = None
+    baselines: Callable[[], Baselines | None] | None = None
 
 
 @dataclass(frozen=True)

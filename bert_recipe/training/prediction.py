@@ -1,7 +1,8 @@
 """Prediction with a trained model: predictions and scores of a task's files."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,15 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.baselines import (
+    BASELINES,
+    Baselines,
+    chance_line,
+    comparison_line,
+    for_json,
+    joined,
+    percent,
+)
 from bert_recipe.tasks.mistakes import without_mistakes
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, warn_of_undefined
 from bert_recipe.tasks.text_sequences import SequenceDataset
@@ -130,7 +140,18 @@ def predict_all(
             scores |= prediction_set.finish(logits, folder)
     if scores:
         report_scores(scores, task, folder, runtime)
+        # Later, so that nothing keeps the scores from being written.
+        if (baselines := baselines_of(sets)) is not None:
+            scores[BASELINES] = for_json(baselines.scores)
+            report_baselines(scores, baselines, task, folder, runtime)
     return scores
+
+
+def baselines_of(sets: Sequence[PredictionSet]) -> Baselines | None:
+    """The scores of simple methods on the sets that have some."""
+    computed = [prediction_set.baselines() for prediction_set in sets if prediction_set.baselines]
+    known = [baselines for baselines in computed if baselines is not None]
+    return joined(known) if known else None
 
 
 def predict_set(
@@ -168,4 +189,24 @@ def report_scores(scores: JsonObject, task: FineTuningTask, folder: Path, runtim
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
     text = f"{task.name} dev: {describe(values, '.6g')}"
     runtime.reporter.log((), scores | nvidias, text)
-    write_json(folder / SCORES_FILE, without_mistakes(scores) | with_nulls(values))
+    write_json(folder / SCORES_FILE, stored_scores(scores))
+
+
+def stored_scores(scores: JsonObject) -> JsonObject:
+    """What SCORES_FILE has."""
+    return without_mistakes(scores) | with_nulls(only_numbers(scores))
+
+
+def report_baselines(
+    scores: JsonObject, baselines: Baselines, task: FineTuningTask, folder: Path, runtime: Runtime
+) -> None:
+    """Logs the baselines, and adds them to SCORES_FILE."""
+    metric = task.metric
+    value = scores[metric]
+    text = None
+    if not math.isnan(value):
+        text = comparison_line(metric, percent(value), baselines.scores)
+    runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
+    if warning := chance_line(metric, value, baselines):
+        print_line(warning)
+    write_json(folder / SCORES_FILE, stored_scores(scores))

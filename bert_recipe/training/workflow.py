@@ -29,6 +29,7 @@ from bert_recipe.config import RunConfig, RuntimeConfig, is_step
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.baselines import BASELINES, comparison_line, percent
 from bert_recipe.tasks.task import FineTuningTask, Task
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.evaluation_callback import Evaluations
@@ -78,7 +79,10 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
     if has_several and any(scores) and runtime.distributed.is_main:
         title = f"{data.task.name}, {range_of(list(plans))}"
         runtime.reporter.log("PARAMETER", {"task": title})
-        write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
+        results = report_seeds(scores, title, runtime)
+        metric = cast(FineTuningTask, data.task).metric
+        results |= report_baselines_of_seeds(scores, metric, results, runtime)
+        write_json(folder / SCORES_FILE, results)
     return 0
 
 
@@ -146,6 +150,29 @@ def report_seeds(runs: Sequence[JsonObject], title: str, runtime: Runtime) -> Js
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
     runtime.reporter.log((), result, f"{title}: {describe(result, '.6g')}")
     return with_nulls(result)
+
+
+def report_baselines_of_seeds(
+    runs: Sequence[JsonObject], metric: str, results: JsonObject, runtime: Runtime
+) -> JsonObject:
+    """Logs and returns the means of the baselines over `runs`, whose `results` are those of
+    `report_seeds`; seeds share them, and folds have their own. {} without baselines.
+    """
+    first = runs[0].get(BASELINES)
+    if not first or not all(run.get(BASELINES, {}).keys() == first.keys() for run in runs):
+        return {}
+    means = {}
+    for method, scores in first.items():
+        values = {name: [run[BASELINES][method].get(name) for run in runs] for name in scores}
+        means[method] = {
+            name: float(np.mean(numbers)) for name, numbers in values.items() if None not in numbers
+        }
+    mean, deviation = (results.get(f"{metric}_{name}") for name in ("mean", "std"))
+    text = None
+    if mean is not None:
+        text = comparison_line(metric, f"{percent(mean)} ± {percent(deviation)}", means)
+    runtime.reporter.log((), {BASELINES: means}, text)
+    return {BASELINES: means}
 
 
 def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | None, int]:

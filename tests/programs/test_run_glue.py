@@ -109,7 +109,7 @@ def test_regression_learns_scores(files, tmp_path):
     )
     assert run(files, tmp_path, *flags) == 0
     scores = read_json(tmp_path / "custom" / "sts-b" / "scores.json")
-    assert scores.keys() == {"pearson", "spearman"}
+    assert scores.keys() == {"pearson", "spearman", "baselines"}
     assert scores["pearson"] > 0.95
 
 

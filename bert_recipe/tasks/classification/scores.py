@@ -119,6 +119,18 @@ def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | N
     return None
 
 
+def constant_prediction(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec) -> str | None:
+    """A warning if all rows have the same prediction and their labels `values` differ, else
+    None.
+    """
+    predicted = predictions_of(logits_nC, spec)
+    spread = np.ptp(predicted, axis=0) > 1e-6 * np.abs(predicted).max()
+    if spread.any() or not np.ptp(values, axis=0).any():
+        return None
+    word = predicted_words(logits_nC[:1], spec)[0]
+    return f"warning: all {len(values)} rows have the same prediction, {word!r}"
+
+
 def submission_name(spec: TaskSpec, set_name: str) -> str:
     return f"{spec.name}{SUBMISSION_SETS[set_name]}{spec.extension}"
 

@@ -20,8 +20,11 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
+from bert_recipe.tasks.baselines import once
+from bert_recipe.tasks.classification.baselines import LabelledTexts, class_baselines
 from bert_recipe.tasks.classification.files import Examples, read_examples
 from bert_recipe.tasks.classification.scores import (
+    constant_prediction,
     load_metrics,
     score,
     scored_name,
@@ -74,6 +77,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         classes, absent and present; `class_weights` are then those of absent labels and of present
         ones [2C].
     reading: how the files are read.
+    baseline_rows: what the baselines learn from, of the training file.
     """
 
     spec: TaskSpec
@@ -87,6 +91,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     class_weights: tuple[float, ...] = ()
     reading: ReadingOptions = DEFAULT_READING
     split: Split | None = None
+    baseline_rows: LabelledTexts | None = field(default=None, compare=False, repr=False)
 
     head = "sequence_classification"
     logits_axis = "sequence"
@@ -163,6 +168,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         warn_of_doubtful(examples, task.spec)
         if self.balanced:
             task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
+        if self.baseline and self.eval_files:
+            num_classes = max(1, len(task.spec.labels))
+            task = replace(task, baseline_rows=LabelledTexts.draw(examples, values, num_classes))
         texts, pairs = examples.texts, examples.pairs
         dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
         self.say_what_is_cut(examples.path, dataset)
@@ -236,15 +244,19 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 values = label_values(examples, self.spec) if labelled else None
                 finish = partial(self.finish, examples, values, set_name)
                 undefined = None
+                baselines = None
                 if values is not None:
                     undefined = self.undefined_reason(values, set_name)
+                if values is not None and self.baseline_rows is not None:
+                    parts = (self.baseline_rows, examples, values, self.spec, set_name)
+                    baselines = once(partial(class_baselines, *parts))
                 texts, pairs = examples.texts, examples.pairs
                 dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
                 if self.train_file is None:
                     self.say_what_is_cut(path, dataset)
                 if not labelled:
                     warn_of_unread(path, examples)
-                sets.append(PredictionSet(dataset, finish, labelled, undefined))
+                sets.append(PredictionSet(dataset, finish, labelled, undefined, baselines))
         return sets
 
     def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
@@ -300,6 +312,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         scores = score(logits_nC, values, self.spec, set_name)
         if folder is None:
             return scores
+        if warning := constant_prediction(logits_nC, values, self.spec):
+            print_line(warning)
         mistakes = write_scored(
             folder,
             examples,

@@ -11,22 +11,36 @@ import numpy as np
 
 CUTOFF = 10  # of rankings
 RETRIEVAL_SCORES = (f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}")
-QUERIES_AT_ONCE = 1024  # so that the products with a corpus take bounded memory
+QUERIES_AT_ONCE, PRODUCTS_AT_ONCE = 1024, 2**26  # so that they take bounded memory
+
+Vectors = Any  # dense [n, E], or a sparse matrix of SciPy
 
 
 def normalized(vectors_nE: np.ndarray) -> np.ndarray:
     return vectors_nE / np.maximum(np.linalg.norm(vectors_nE, axis=1, keepdims=True), 1e-12)
 
 
-def nearest(queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int) -> np.ndarray:
+def pair_cosines(vectors_nE: Vectors, rows_n2: np.ndarray) -> np.ndarray:
+    """The products [n] of pairs of normalized vectors. rows_n2: which ones."""
+    first, second = vectors_nE[rows_n2[:, 0]], vectors_nE[rows_n2[:, 1]]
+    if isinstance(vectors_nE, np.ndarray):
+        return (first * second).sum(axis=1)
+    return np.asarray(first.multiply(second).sum(axis=1)).ravel()
+
+
+def nearest(queries_nE: Vectors, corpus_mE: Vectors, count: int) -> np.ndarray:
     """The rows [n, k] of the corpus with the highest products, best first; of equal ones, the first
     one comes first.
     """
-    count = min(count, len(corpus_mE))
-    rows_nk = np.empty((len(queries_nE), count), np.int64)
-    for first in range(0, len(queries_nE), QUERIES_AT_ONCE):
-        queries = queries_nE[first : first + QUERIES_AT_ONCE]
-        for number, scores_m in enumerate(queries @ corpus_mE.T, first):
+    num_queries, num_texts = queries_nE.shape[0], corpus_mE.shape[0]
+    count = min(count, num_texts)
+    rows_nk = np.empty((num_queries, count), np.int64)
+    at_once = max(1, min(QUERIES_AT_ONCE, PRODUCTS_AT_ONCE // num_texts))
+    for first in range(0, num_queries, at_once):
+        products = queries_nE[first : first + at_once] @ corpus_mE.T
+        if not isinstance(products, np.ndarray):
+            products = products.toarray()
+        for number, scores_m in enumerate(products, first):
             lowest = np.partition(scores_m, -count)[-count]
             candidates = np.flatnonzero(scores_m >= lowest)  # more than `count` if some are equal
             order = np.argsort(-scores_m[candidates], kind="stable")

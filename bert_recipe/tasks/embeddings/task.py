@@ -25,15 +25,18 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import contrastive_losses, cosent_losses, margin_mse_losses
 from bert_recipe.model.token_stream import MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.baselines import Baselines, once, tfidf
 from bert_recipe.tasks.classification.scores import load_metrics
 from bert_recipe.tasks.embeddings.files import TextTuples, read_tuples
 from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions
 from bert_recipe.tasks.embeddings.retrieval import (
     CUTOFF,
     RETRIEVAL_SCORES,
+    Vectors,
     mean_scores,
     nearest,
     normalized,
+    pair_cosines,
     ranking_scores,
 )
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
 SIMILARITY_SCORES = ("spearman", "pearson")
 # The rows that were scored: pairs with their cosine, or queries with the scores of each.
 SCORED_PAIRS, SCORED_QUERIES = "eval_predictions.tsv", "eval_predictions.jsonl"
+
+MAX_PRODUCTS = 400_000_000  # of tf-idf's queries with texts, which take seconds
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,10 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             tuples = tuples.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
         undefined = undefined_reason(tuples)
-        return [PredictionSet(dataset, partial(self.finish, tuples), True, undefined)]
+        baselines = None
+        if self.baseline and self.train_file is not None:
+            baselines = once(partial(tfidf_baseline, tuples))
+        return [PredictionSet(dataset, partial(self.finish, tuples), True, undefined, baselines)]
 
     def finish(
         self, tuples: TextTuples, embeddings: np.ndarray, folder: Path | None
@@ -183,13 +191,10 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
                 path = folder / SCORED_QUERIES
                 write_atomically(path, encode_table(path, rows))
             return mean_scores(rows)
-        rows_n2 = np.array(tuples.rows)
-        cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
-        scores = np.array(tuples.scores)
+        cosines = pair_cosines(vectors, np.array(tuples.rows))
         if folder is not None:
             write_pairs(folder / SCORED_PAIRS, tuples, cosines)
-        metrics = load_metrics()
-        return {name: float(metrics[name](scores, cosines)) for name in SIMILARITY_SCORES}
+        return similarity_scores(tuples, cosines)
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """The embeddings [N, E], not normalized, in float32, without filler; in the order of the
@@ -341,15 +346,42 @@ def relevant_texts(tuples: TextTuples) -> dict[int, set[int]]:
     return relevant
 
 
-def retrieval(tuples: TextTuples, vectors: np.ndarray) -> list[Row]:
+def similarity_scores(tuples: TextTuples, cosines: np.ndarray) -> dict[str, float]:
+    metrics = load_metrics()
+    scores = np.array(tuples.scores)
+    return {name: float(metrics[name](scores, cosines)) for name in SIMILARITY_SCORES}
+
+
+def tfidf_baseline(tuples: TextTuples) -> Baselines:
+    """The scores of the tf-idf of the same texts instead of embeddings."""
+    texts = tuples.originals
+    vectors = tfidf(texts).fit_transform(texts)
+    if tuples.scores is not None:
+        scores = similarity_scores(tuples, pair_cosines(vectors, np.array(tuples.rows)))
+        return Baselines({"tf-idf": scores}, None, len(tuples.scores))
+    num_queries = len(relevant_texts(tuples))
+    num_drawn = min(num_queries, max(100, MAX_PRODUCTS // len(texts)))
+    name = "tf-idf"
+    if num_drawn < num_queries:
+        name = f"tf-idf, {num_drawn:,} of {num_queries:,} queries"
+    scores = mean_scores(retrieval(tuples, vectors, num_drawn))
+    return Baselines({name: scores}, None, num_queries)
+
+
+def retrieval(tuples: TextTuples, vectors: Vectors, max_queries: int | None = None) -> list[Row]:
     """Ranks the corpus for each anchor. Returns a row for each anchor: the anchor, its positives,
     the first text of its ranking, and the scores of the ranking.
 
     vectors: of the texts of `tuples`, normalized.
+    max_queries: rank for so many anchors, at equal distances, instead of for all.
     """
     relevant = relevant_texts(tuples)
     if not relevant:
         return []
+    if max_queries is not None:
+        anchors = list(relevant)
+        places = np.arange(max_queries) * len(anchors) // max_queries
+        relevant = {anchors[place]: relevant[anchors[place]] for place in places}
     # Texts are numbers, of which `texts` has the strings.
     texts = tuples.originals
     positives_of_all = [positive for _, positive in tuples.rows]

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,10 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
+from bert_recipe.tasks.baselines import once
 from bert_recipe.tasks.labels import check_spelling
 from bert_recipe.tasks.mistakes import Mistake, most_confident
+from bert_recipe.tasks.ner.baselines import WordTags, tag_baselines
 from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import (
     FOUND_COLUMNS,
@@ -57,7 +59,8 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have n
 class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
     labels. label_all_tokens: not only the first one of each word, as learnt from texts, and from
-    words of scripts without spaces. form: of the files, once it is known.
+    words of scripts without spaces. form: of the files, once it is known. word_tags_of_training:
+    what the baseline learns from.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH
@@ -70,6 +73,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     columns: SentenceColumns = FOUND_COLUMNS
     label_all_tokens: bool = False
     form: SentenceForm | None = None
+    word_tags_of_training: WordTags | None = field(default=None, compare=False, repr=False)
 
     name = "ner"
     head = "token_classification"
@@ -151,6 +155,8 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             sentences = list(itertools.compress(sentences, ~self.held_out(sentences, self.split)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
         warn_of_unreachable(path, dataset)
+        if self.baseline and self.scored_files:
+            task = replace(task, word_tags_of_training=WordTags.draw(dataset))
         return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
@@ -207,7 +213,12 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             undefined = None
             if tagged and not any(self.counts_of([sentence]) for sentence in sentences):
                 undefined = "no sentence has an entity"
-            sets.append(PredictionSet(dataset, partial(finish, dataset), tagged, undefined))
+            baselines = None
+            if tagged and self.word_tags_of_training is not None:
+                parts = (self.word_tags_of_training, dataset, self.tag_scores, self.has_classes)
+                baselines = once(partial(tag_baselines, *parts))
+            finish_set = partial(finish, dataset)
+            sets.append(PredictionSet(dataset, finish_set, tagged, undefined, baselines))
         return sets
 
     def dataset(self, sentences: Sequence[Sentence], tokenizer: "Tokenizer") -> TaggedDataset:
@@ -266,19 +277,16 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def score(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
     ) -> dict[str, Any]:
-        expected, predicted = dataset.unit_tags(), self.unit_tags(dataset, logits_TC)
-        predicted_entities = self.entities(dataset, predicted)
-        if self.has_classes:
-            scores = entity_scores(self.entities(dataset, expected), predicted_entities)
-            scores = {"per_class": scores["per_class"]}
-        else:
-            true_entities = [sentence.entities for sentence in dataset.sentences]
-            scores = entity_scores(true_entities, predicted_entities)
-            # Of any tags, those that mark the entities that they were read as.
-            predicted = list(map(tags_of, predicted_entities, dataset.bounds))
-        scores = {"accuracy": accuracy(expected, predicted)} | scores
+        predicted = self.unit_tags(dataset, logits_TC)
+        scores = self.tag_scores(dataset, predicted)
         if folder is None:
             return scores
+        expected = dataset.unit_tags()
+        predicted_entities = self.entities(dataset, predicted)
+        if not self.has_classes:
+            if not any(predicted_entities):
+                print_line(f"warning: no entity is predicted in {len(dataset.sentences)} sentences")
+            predicted = list(map(tags_of, predicted_entities, dataset.bounds))
         if dataset.sentences[0].text is not None:
             write_texts(folder / SCORED_TEXTS, dataset.sentences, predicted_entities)
         logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
@@ -294,6 +302,20 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 probability_U,
             )
         )
+
+    def tag_scores(self, dataset: TaggedDataset, predicted: list[list[str]]) -> dict[str, Any]:
+        """The scores of the predicted tags of the units of each sentence."""
+        expected = dataset.unit_tags()
+        predicted_entities = self.entities(dataset, predicted)
+        if self.has_classes:
+            scores = entity_scores(self.entities(dataset, expected), predicted_entities)
+            scores = {"per_class": scores["per_class"]}
+        else:
+            true_entities = [sentence.entities for sentence in dataset.sentences]
+            scores = entity_scores(true_entities, predicted_entities)
+            # Of any tags, those that mark the entities that they were read as.
+            predicted = list(map(tags_of, predicted_entities, dataset.bounds))
+        return {"accuracy": accuracy(expected, predicted)} | scores
 
     def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each text, or its words: first character, end, and type."""
