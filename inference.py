@@ -198,11 +198,13 @@ def load_predictor(
 
 def make_runtime(args: Arguments) -> Runtime:
     """The device and the precision of the flags."""
+    from bert_recipe.model.kernels.linear import onednn_is_faster, set_float32_linear
     from bert_recipe.optimization.precision import has_bfloat16, select_precision
     from bert_recipe.parallel.runtime import Runtime
     from bert_recipe.utils.device import select_device, set_num_threads
 
     set_num_threads()
+    set_float32_linear(args.float32_linear == "auto" and onednn_is_faster())
     device = select_device(args.device)
     amp = args.amp
     if amp is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.command_line import ArgumentParser
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json, write_json
@@ -53,6 +54,7 @@ def machine_info(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "float32_linear": float32_library(),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers") if find_spec(name)},

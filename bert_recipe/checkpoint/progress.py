@@ -14,6 +14,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
+FLOAT32_LINEAR = "float32_linear"  # the library of linear layers, among the versions
 WAYS_OUT = "use the same, or take only its weights with --from-pretrained-params"
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
@@ -135,16 +136,24 @@ def check_same_batch(
         )
 
 
-def changes_since(progress: Progress, metadata: CheckpointMetadata) -> list[str]:
-    """Notes on settings of the run that are not those of the checkpoint that it resumes."""
+def changes_since(
+    progress: Progress, metadata: CheckpointMetadata, versions: JsonObject
+) -> list[str]:
+    """Notes on settings of the run, and on its `versions` (see TrainState), that are not those of
+    the checkpoint that it resumes.
+    """
     changes = changed_values(progress.hyperparameters, metadata.hyperparameters)
     notes = [f"note: {change}" for change in changes]
-    then, now = progress.arguments.get("compile"), metadata.arguments.get("compile")
-    if then not in (now, None):
-        notes.append(
-            f"note: --compile was {then} and is {now} now: the weights will differ by rounding "
-            "from those of a run without the change"
-        )
+    library = progress.versions.get(FLOAT32_LINEAR)
+    for name, then, now in (
+        ("--compile", progress.arguments.get("compile"), metadata.arguments.get("compile")),
+        ("the library of float32 linear layers", library, versions[FLOAT32_LINEAR]),
+    ):
+        if then not in (now, None):
+            notes.append(
+                f"note: {name} was {then} and is {now} now: the weights will differ by rounding "
+                "from those of a run without the change"
+            )
     return notes
 
 

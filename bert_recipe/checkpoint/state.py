@@ -31,6 +31,7 @@ from bert_recipe.checkpoint.identity import check_record, complete_identity, ove
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import (
     ADVICE,
+    FLOAT32_LINEAR,
     Progress,
     changes_since,
     check_same_batch,
@@ -48,6 +49,7 @@ from bert_recipe.checkpoint.weights import (
 )
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.config import CheckpointMetadata, RunRecord
+from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path
@@ -87,7 +89,11 @@ class TrainState:
         # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
-        self.versions = {"torch": torch.__version__, "python": platform.python_version()}
+        self.versions = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            FLOAT32_LINEAR: float32_library(),
+        }
         self.encoder_start: int | None = 0
         self.head_losses: list[float] = []
         self.pooler: dict[str, Tensor] = {}
@@ -248,7 +254,7 @@ class TrainState:
         """
         check_same_run(folder, progress, self.model.config.to_dict(), self.metadata)
         check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
-        for note in changes_since(progress, self.metadata):
+        for note in changes_since(progress, self.metadata, self.versions):
             self._log(note)
         self.identity = complete_identity(self.identity, progress.identity)
         self.evaluated_step = progress.evaluated_step

@@ -20,6 +20,7 @@ ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
 ATTENTIONS = ("auto", "triton", "flash-attn-4")
 COMPILE_MODES = ("auto", "none", "layers", "model")
+FLOAT32_LINEAR = ("auto", "torch")
 
 SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
 SHARDED = ("--data-parallel-shard-degree",)
@@ -54,6 +55,14 @@ class RuntimeConfig:
         "the defaults",
     )
     device: str = option("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one")
+    float32_linear: str = option(
+        "--float32-linear",
+        FLOAT32_LINEAR,
+        "auto",
+        "linear layers in float32 on a CPU. auto: by oneDNN where that is faster, on AMD's "
+        "processors with AVX-512; torch: as torch does, with the results of other processors to "
+        "rounding",
+    )
     cpu_affinity: bool = option(
         "--enable-cpu-affinity", bool, True, "bind each process to the cores near its GPU"
     )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bert_recipe.model.kernels.linear import linear, weight_gradient
 from bert_recipe.model.token_stream import IGNORED_LABEL, padded_index
 
 # Rows of logits converted to float32 at a time: few enough for a CPU's cache, enough to fill a GPU.
@@ -30,7 +31,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
     ) -> tuple[Tensor, Tensor]:
-        logits_MV = hidden_ME @ weight_VE.T
+        logits_MV = linear(hidden_ME, weight_VE)
         grad_MV = logits_MV  # written over the logits, to save memory
         bias_V = bias_V.float()
         is_labelled_M1 = (labels_M != IGNORED_LABEL)[:, None]
@@ -86,8 +87,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             return (tensor.float() * factor).to(tensor.dtype)
 
         return (
-            scaled(grad_MV @ weight_VE),
-            grad_MV.T @ scaled(hidden_ME),
+            scaled(linear(grad_MV, weight_VE.T)),
+            weight_gradient(grad_MV, scaled(hidden_ME)),
             scaled(grad_MV.sum(0)),
             None,
         )

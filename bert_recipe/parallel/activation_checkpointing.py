@@ -21,6 +21,8 @@ from torch.utils.checkpoint import (
 SAVED_OPERATIONS = {
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "_scaled_mm")
 }
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    SAVED_OPERATIONS.add(torch.ops.mkldnn._linear_pointwise.default)
 
 
 def save_linear_outputs(

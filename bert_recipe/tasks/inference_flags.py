@@ -30,7 +30,7 @@ FLAGS = {
         ),
         Flag("--vocab-file", optional_path, None, "the vocabulary; by default the folder's"),
         Flag("--do-lower-case", bool, None, "by default as the folder says"),
-        *(flag for flag in flags_of(RuntimeConfig) if flag.name == "device"),
+        *(flag for flag in flags_of(RuntimeConfig) if flag.name in ("device", "float32_linear")),
         Flag("--amp --bf16", bool, None, "compute in bfloat16; by default on GPUs that have it"),
         Flag("--n-best-size", positive_int, 5, "results to show"),
         Flag(

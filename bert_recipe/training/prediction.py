@@ -16,10 +16,12 @@ from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_se
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS, make_model
+from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import PredictionConfig, RunConfig, RunRecord
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
@@ -68,6 +70,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
             "SEED": config.metadata.seed,
             "task": task.name,
             "max_seq_length": task.max_seq_length,
+            FLOAT32_LINEAR: float32_library(),
         }
         if digest is not None:
             settings["starting_weights"] = digest[:DIGITS]

@@ -15,6 +15,7 @@ from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import DevelopmentData, RunConfig, RuntimeConfig, TrainerConfig
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
 from bert_recipe.optimization.layers import freeze_layers
 from bert_recipe.optimization.lr_scheduler import make_schedule, rate_table
 from bert_recipe.optimization.precision import (
@@ -48,7 +49,7 @@ from bert_recipe.utils.device import (
     set_num_threads,
     use_deterministic_kernels,
 )
-from bert_recipe.utils.distributed import init_distributed
+from bert_recipe.utils.distributed import DistributedContext, init_distributed
 from bert_recipe.utils.errors import UserError, is_out_of_memory
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.measure import Stopwatch
@@ -89,7 +90,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
                 print_line(message)
         reporter = make_reporter(settings, distributed.is_main)
         try:
-            yield Runtime(device, precision, distributed, reporter, parallel)
+            with float32_linear(chooses_onednn(config, device, distributed)):
+                yield Runtime(device, precision, distributed, reporter, parallel)
         except (RuntimeError, MemoryError, OSError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -100,6 +102,17 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             ) from error
         finally:
             reporter.close()
+
+
+def chooses_onednn(
+    config: RunConfig, device: torch.device, distributed: DistributedContext
+) -> bool:
+    """Whether float32 linear layers are computed by oneDNN, on all ranks: if it is faster on the
+    machines of all.
+    """
+    is_faster = device.type == "cpu" and onednn_is_faster() and not config.parallel.compiles
+    chosen = config.runtime.float32_linear == "auto" and is_faster
+    return distributed.all_reduce_sum([chosen]) == [distributed.world_size]
 
 
 def open_report(config: RuntimeConfig, folder: Path, runtime: Runtime) -> None:

@@ -99,6 +99,17 @@ def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devi
         torch.set_num_threads(min(torch.get_num_threads(), len(near)))
 
 
+def cpu_maker(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+    """The maker's name in the processor's identification, such as AuthenticAMD; "" if unknown."""
+    if not cpu_info.is_file():
+        return ""
+    for line in cpu_info.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "vendor_id":
+            return value.strip()
+    return ""
+
+
 def set_num_threads() -> None:
     """Sets the CPU threads to this process's share of the cores, unless the user set
     OMP_NUM_THREADS. torchrun sets it to 1 for several processes if the user did not; that does not

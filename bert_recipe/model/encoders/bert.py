@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention
@@ -42,6 +41,7 @@ from bert_recipe.model.encoders.modules import (
     VocabularyEmbedding,
 )
 from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.model.kernels.linear import linear
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.json_files import JsonObject
 
@@ -180,7 +180,7 @@ class BertSelfAttention(nn.Module):
         return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention) -> Tensor:
-        qkv = self.qkv(hidden_TE) if self.qkv is not None else F.linear(hidden_TE, *self.fuse_qkv())
+        qkv = self.qkv(hidden_TE) if self.qkv is not None else linear(hidden_TE, *self.fuse_qkv())
         qkv_T3HD = qkv.unflatten(-1, (3, self.num_attention_heads, -1))
         return attention(qkv_T3HD, self.dropout_prob if self.training else 0.0).flatten(1)
 

@@ -17,6 +17,7 @@ from bert_recipe.model.encoders.base import PreTrainedModel, accepts_padded
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.modules import Linear
 from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.model.kernels.linear import linear
 from bert_recipe.model.token_stream import TokenStream
 
 # Of an encoder. The keys are the heads' names; `pretraining` is for data with next-sentence labels,
@@ -72,7 +73,7 @@ class MaskedLanguageModel(PreTrainedModel):
         return weight_VE, F.pad(bias, (0, len(weight_VE) - len(bias)), value=-math.inf)
 
     def prediction_logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(self.transform(hidden), *self.output_layer())
+        return linear(self.transform(hidden), *self.output_layer())
 
     @accepts_padded
     def forward(

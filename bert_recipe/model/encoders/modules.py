@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.kernels.linear import linear
 
 # Values of `hidden_act` and `hidden_activation` in a config.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,7 +23,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(nn.Linear):
-    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once.
+    """nn.Linear by `kernels.linear` that skips its own initialization; `init_weights` initializes
+    the whole model once.
+
     stacked: number of matrices that the rows of the weight are, such as query, key and value.
     """
 
@@ -32,6 +35,9 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002: nn.Linear's name
+        return linear(input, self.weight, self.bias)
 
     def products(self, hidden_TE: Tensor) -> list[Tensor]:
         """The outputs of the stacked matrices. On a CPU each is a product of its own, and so
@@ -43,10 +49,10 @@ class Linear(nn.Linear):
             hidden_TE = hidden_TE.to(torch.get_autocast_dtype("cpu"))
         weights = self.weight.chunk(self.stacked)
         if self.bias is None:
-            return [F.linear(hidden_TE, weight) for weight in weights]
+            return [linear(hidden_TE, weight) for weight in weights]
         biases = self.bias.chunk(self.stacked)
         return [
-            F.linear(hidden_TE, weight, bias) for weight, bias in zip(weights, biases, strict=True)
+            linear(hidden_TE, weight, bias) for weight, bias in zip(weights, biases, strict=True)
         ]
 
 

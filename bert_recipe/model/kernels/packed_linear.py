@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor, nn
 
+from bert_recipe.model.kernels.linear import product, uses_onednn
+
 
 class PackedLinear(nn.Module):
-    """`linear` for bfloat16 inference on a CPU: oneDNN packs the weight once instead of in every
-    call.
+    """`linear` for inference on a CPU, in bfloat16, or in float32 where oneDNN computes it: oneDNN
+    packs the weight once instead of in every call.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -17,17 +19,19 @@ class PackedLinear(nn.Module):
         self.dtype = linear.weight.dtype
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
-        hidden_TE = hidden_TE.to(self.dtype)
-        return torch.ops.mkldnn._linear_pointwise(hidden_TE, self.weight, self.bias, "none", [], "")
+        return product(hidden_TE.to(self.dtype), self.weight, self.bias)
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
         """Whether this machine has the operators, which torch.compile uses; torch 2.11's round
         differently.
         """
+        if torch.__version__ < "2.13" or not weight.is_cpu:  # compares versions
+            return False
+        if weight.dtype == torch.float32:
+            return uses_onednn()
         return (
-            torch.__version__ >= "2.13"  # compares versions
-            and (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
+            weight.dtype == torch.bfloat16
             and torch.backends.mkldnn.is_available()
             and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )

@@ -1,0 +1,153 @@
+"""Linear layers in float32 on a CPU: by oneDNN where MKL, which torch calls, is slow.
+
+MKL has AVX-512 code for Intel's processors only; on others it runs AVX2 code, at half of the
+processor's rate. oneDNN, which is part of torch, has AVX-512 code for all of them.
+
+Legend: T rows, I inputs, O outputs.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_recipe.utils.device import cpu_maker
+
+SCHEMA = (
+    "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, "
+    "str? algorithm) -> Tensor Y"
+)
+# Smaller products gain less than the 0.5 ms that oneDNN takes to prepare a new shape, and few rows
+# less than its copy of the weight takes.
+MIN_PRODUCT = 2**23  # multiplications
+MIN_ROWS = 8
+# The gradient of a weight is added up over blocks of rows if both operands are wide: the transposed
+# copy of a block fits a core's cache. Measured on an AMD EPYC.
+BLOCK_ROWS = 512
+MIN_BLOCKED_ROWS = 2 * BLOCK_ROWS
+MIN_BLOCKED_WIDTH = 512
+
+
+@functools.cache
+def onednn_is_faster() -> bool:
+    """Whether this machine has AVX-512, for torch and for oneDNN, and MKL does not use it. A rule,
+    not a measurement: all processes and all starts of a machine decide the same. ONEDNN_MAX_CPU_ISA
+    and ATEN_CPU_CAPABILITY are respected.
+    """
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if operator is None or str(operator.default._schema) != SCHEMA:
+        return False
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # by oneDNN's own instruction set
+        and cpu_maker() not in ("GenuineIntel", "")
+    )
+
+
+class Setting:
+    """Of this process. onednn: None until it is set or needed."""
+
+    onednn: bool | None = None
+
+
+def uses_onednn() -> bool:
+    """Whether float32 linear layers on a CPU are computed by oneDNN; by default as
+    `onednn_is_faster` says.
+    """
+    if Setting.onednn is None:
+        Setting.onednn = onednn_is_faster()
+    return Setting.onednn
+
+
+def float32_library() -> str:
+    """The library of float32 linear layers, for logs and records."""
+    return "onednn" if uses_onednn() else "torch"
+
+
+def set_float32_linear(onednn: bool) -> None:
+    """Computes float32 linear layers on a CPU by oneDNN, or as torch does, in this process."""
+    Setting.onednn = onednn
+
+
+@contextmanager
+def float32_linear(onednn: bool) -> Iterator[None]:
+    """`set_float32_linear` within a context."""
+    before = uses_onednn()
+    set_float32_linear(onednn)
+    try:
+        yield
+    finally:
+        set_float32_linear(before)
+
+
+def takes_onednn(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether `rows` [..., I] @ `matrix`.T, [O, I], is computed by oneDNN."""
+    return (
+        uses_onednn()
+        and rows.dtype == matrix.dtype == torch.float32
+        and rows.is_cpu
+        and matrix.is_cpu
+        and rows.numel() * len(matrix) >= MIN_PRODUCT
+        and rows.numel() >= MIN_ROWS * rows.shape[-1]
+        # Not those of torchao, DTensor and the like, which have products of their own.
+        and {type(rows), type(matrix)} <= {Tensor, nn.Parameter}
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def linear(hidden: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`F.linear`, in float32 by oneDNN where that is faster."""
+    if takes_onednn(hidden, weight_OI):
+        return OneDnnLinear.apply(hidden, weight_OI, bias_O)
+    return F.linear(hidden, weight_OI, bias_O)
+
+
+def weight_gradient(grad_TO: Tensor, hidden_TI: Tensor) -> Tensor:
+    """`grad_TO.T @ hidden_TI`, the gradient of a weight [O, I]."""
+    if not takes_onednn(hidden_TI, grad_TO.T):
+        return grad_TO.T @ hidden_TI
+    is_wide = grad_TO.shape[1] > hidden_TI.shape[1]
+    narrow, wide = (hidden_TI, grad_TO) if is_wide else (grad_TO, hidden_TI)
+    is_blocked = len(narrow) >= MIN_BLOCKED_ROWS and narrow.shape[1] >= MIN_BLOCKED_WIDTH
+    rows = BLOCK_ROWS if is_blocked else len(narrow)
+    parts = (
+        product(narrow_part.T.contiguous(), wide_part.T)
+        for narrow_part, wide_part in zip(narrow.split(rows), wide.split(rows), strict=True)
+    )
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total.T if is_wide else total
+
+
+def product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`rows` @ `matrix`.T by oneDNN. It has no gradient."""
+    return torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
+
+
+class OneDnnLinear(torch.autograd.Function):
+    """`F.linear` by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight_OI)
+        return product(hidden, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight_OI = ctx.saved_tensors
+        grad_TO, hidden_TI = grad.flatten(0, -2), hidden.flatten(0, -2)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # of gradients that are to be differentiated themselves
+            return grad @ weight_OI, grad_TO.T @ hidden_TI, grad_TO.sum(0) if needs_bias else None
+        return (
+            linear(grad, weight_OI.T) if needs_hidden else None,
+            weight_gradient(grad_TO, hidden_TI) if needs_weight else None,
+            grad_TO.sum(0) if needs_bias else None,
+        )
