@@ -80,6 +80,18 @@ class Start:
 
         return replace(self, checkpoint=shared(self.checkpoint), weights=shared(self.weights))
 
+    def for_benchmark(self) -> "Start":
+        """The same weights for a run that resumes nothing: no step, optimizer or data position."""
+        config = replace(
+            self.config,
+            from_checkpoint=None,
+            last_step_of_checkpoint=None,
+            resume=False,
+            lr_rewarmup=False,
+        )
+        problem = None if self.checkpoint else self.problem
+        return replace(self, config=config, checkpoint=None, weights=self.folder, problem=problem)
+
     def open(self, path: Path) -> ModelFolder:
         """The model folder at `path`, which is not opened again if it is one of these."""
         for folder in self.folders:

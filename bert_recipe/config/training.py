@@ -120,7 +120,10 @@ class TrainerConfig:
         excludes=("--benchmark",),
     )
     benchmark: bool = option(
-        "--benchmark", bool, False, "measure speed; save nothing but the report"
+        "--benchmark",
+        bool,
+        False,
+        "measure speed; resume nothing, and save nothing but the report",
     )
     benchmark_steps: int = option(
         "--benchmark-steps", positive_int, 20, "updates that are measured", needs=("--benchmark",)

@@ -108,7 +108,7 @@ class TrainingPlan:
 def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, TrainingPlan]:
     """The plan of each run, by its subfolder. The data that seeds share is opened once."""
     runs = runs_of(config, task)
-    starts = find_starts(config.start, list(runs), task, runtime)
+    starts = find_starts(config.start, list(runs), task, runtime, config.trainer.benchmark)
     folder = next(iter(starts.values())).folder
     choice = choose_model(config.model, folder)
     plans = {}
@@ -140,9 +140,9 @@ def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
 
 
 def find_starts(
-    config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime
+    config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime, benchmark: bool
 ) -> dict[str, Start]:
-    """Where the run of each seed starts. Folders that seeds share are opened once."""
+    """Where the run of each seed, or a benchmark, starts. Folders that seeds share are opened once."""
     starts: dict[StartConfig, Start] = {}
     folders: dict[Path, ModelFolder] = {}
     for name in seed_names:
@@ -150,6 +150,8 @@ def find_starts(
         if seed_config not in starts:
             check_weights = partial(task.check_start, seed_config)
             start = find_start(seed_config, runtime.distributed.on_main, check_weights)
+            if benchmark:
+                start = start.for_benchmark()
             starts[seed_config] = start.sharing(folders)
     return {name: starts[config.of_seed(name)] for name in seed_names}
 

@@ -22,6 +22,7 @@ from huggingface_hub import ModelCard as HubCard
 from processes import exit_codes, start, start_several, wait_until
 from safetensors.torch import load_file
 from small_runs import (
+    files_of,
     losses,
     resuming,
     run_here,
@@ -439,6 +440,18 @@ def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
     assert "benchmark of 6 steps: " in result.stdout
     assert "step 10/10 " in result.stdout and "/3 " not in result.stdout
+
+
+def test_a_benchmark_in_the_folder_of_a_run_resumes_and_changes_nothing(inputs, tmp_path):
+    run = ("--max-steps", 3, "--report-file", "None")
+    train(inputs.command(tmp_path, *run))
+    before = files_of(tmp_path)
+    speed = ("--benchmark", "--benchmark-steps", 2, "--benchmark-warmup-steps", 1)
+    folder = ("--from-checkpoint", tmp_path / "custom/phase1")
+    for where in (("--resume-from-checkpoint",), (*folder, "--last-step-of-checkpoint", "auto")):
+        result = train(inputs.command(tmp_path, *run, *speed, *where))
+        assert "step 1/3 " in result.stdout and "benchmark of 2 steps: " in result.stdout
+        assert files_of(tmp_path) == before
 
 
 def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):
