@@ -35,11 +35,15 @@ class BadRows:
             raise UserError(f"{where}: {why}")
         self.found.append((where, why))
 
-    def finish(self) -> None:
+    def finish(self, num_kept: int | None = None) -> None:
         """Raises UserError with all kinds of bad rows, their numbers and first places, or lists
         them in `log`, in a distributed run on its first process.
+
+        num_kept: number of good rows; of 0 no row can be left out.
         """
-        if self.log is None:
+        if num_kept == 0:
+            self.skip_flag = None
+        if self.log is None or (num_kept == 0 and self.found):
             if self.found:
                 raise UserError(self.message())
         elif read_environment().rank == 0:

@@ -156,7 +156,7 @@ def read_texts(
     bad_rows = BadRows(path) if bad is None else bad
     file = TextFile(path, bad_rows.add, table_format)
     rows = []
-    for number, row in read_rows(file, exact=True):
+    for number, row in read_rows(file, (*columns, *others), exact=True):
         problem = absent_column(row, (*columns, *others))
         if problem is not None:
             bad_rows.add(file.where(number), problem)

@@ -98,9 +98,20 @@ FILES = [
         ":1: 'prompt' is None, expected a string",
         lines({**GROUPED, "prompt": None}),
     ),
+    # No row has the column: none can be left out.
+    (
+        f"{TRAIN} --skip-bad --negative-columns answer",
+        "4 bad rows: line 1: no column 'answer'; it has 'q', 'p'",
+        lines(*PAIRS),
+    ),
     *(
         (flags.replace(".jsonl", ".csv"), says, {"train.csv": content})
         for flags, says, content in (
+            (
+                f"{TRAIN} --skip-bad --negative-columns answer",
+                "train.csv: no column 'answer'; it has 'q', 'p': check the column's name",
+                "q,p\na,b\nc,d\n",
+            ),
             (
                 LISTS,
                 ":2: 'p' is a list that was written as text, ...: give JSON lines",

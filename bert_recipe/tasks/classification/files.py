@@ -152,7 +152,7 @@ def read_part(
         for text, pair, labels in samples:
             yield index, Example(line, index, text, pair, labels)
             index = len(taken)  # of the next sample of the row
-    bad.finish()
+    bad.finish(num_kept=0 if is_first else None)
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")
 

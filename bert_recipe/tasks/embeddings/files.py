@@ -84,7 +84,7 @@ def read_tuples(
         else:
             samples = neighbouring_lines(file, bad)
         kept += without_blank(samples, file, bad)
-    bad.finish()
+    bad.finish(len(kept))
     if not kept:
         advice = "check the file"
         if not columns and path.suffix != ".json":

@@ -120,7 +120,7 @@ def read_sentences(
         if tagged:
             labelled.append((sentence.content, sentence.labels, bad.place(where)))
         sentences.append(sentence)
-    bad.finish()
+    bad.finish(len(sentences))
     warn_of_contradictions(path, labelled, "sentences")
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")

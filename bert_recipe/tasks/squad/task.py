@@ -270,7 +270,7 @@ class SquadDataset(SequenceDataset):
             texts += [(query, context[start:stop]) for start, stop in windows]
             features += window_features(index, windows, len(query) + special - 1, answer)
             self.feature_bounds[index + 1] = len(features)
-        bad.finish()
+        bad.finish(num_kept=len(features))
         if not features:
             raise UserError(f"SQuAD file {squad.path} has no good question: check the file")
         # The columns are the fields of Feature.
