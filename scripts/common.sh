@@ -7,6 +7,16 @@ fail() {
   exit 2
 }
 
+# A path that begins with a dash gets ./ before it: commands would take it for a flag, and `find` for an expression, as it
+# would `(` and `!`.
+as_path() { # path
+  case $1 in [-\(\)!,]*) printf './%s\n' "$1" ;; *) printf '%s\n' "$1" ;; esac
+}
+
+for name in BERT_PREP_WORKING_DIR RESULTS_DIR VOCAB_FILE EVAL_DIR_PHASE1 EVAL_DIR_PHASE2 TASK_FILE; do
+  [[ ${!name:-} != -* ]] || printf -v "$name" %s "$(as_path "${!name}")"
+done
+
 # Prints a line. Standard output may be closed or full: the run goes on.
 say() {
   (trap '' PIPE && echo "$*") 2>/dev/null || true
@@ -48,9 +58,12 @@ parse_arguments() {
     position+=1
     value=${!position:-None}
     [[ $value != None ]] || value=$default
-    case $value in
-      required) fail "argument $position ($name) is missing: $help (see --help)" ;;
-      -[!0-9]*) fail "argument $position ($name) is '$value', but arguments are positional: see --help" ;;
+    case $kind:$value in
+      *:required) fail "argument $position ($name) is missing: $help (see --help)" ;;
+      text:-* | *:-[!0-9]*)
+        fail "argument $position ($name) is '$value', but arguments are positional: see --help; a path that begins with" \
+          "a dash is ./$value"
+        ;;
     esac
     is_valid "$kind" "$value" || fail "argument $position ($name) is '$value': expected $(describe_kind "$kind")"
     declare -g "$name=$value"
@@ -66,9 +79,18 @@ fail_with_command() { # why argument...
   fail "$why. Here this is: bash $0$(printf ' %q' "${words[@]}")"
 }
 
+# The file here for one of the configs of NVIDIA's PyTorch recipe, as bert_configs/large.json.
+config_here() { # path
+  case $1 in
+    *large.json) echo bert_configs/bert-large-uncased.json ;;
+    *base.json) echo bert_configs/bert-base-uncased.json ;;
+    *) as_path "$1" ;;
+  esac
+}
+
 # The path, if it exists and is no folder of LDDL's Parquet shards, which are not read here.
 existing() { # path
-  [[ ! -e $1 || -n $(find "$1" -maxdepth 1 -name '*.parquet*' -print -quit) ]] || echo "$1"
+  [[ ! -e $1 || -n $(find "$(as_path "$1")" -maxdepth 1 -name '*.parquet*' -print -quit) ]] || as_path "$1"
 }
 
 is_valid() { # kind value
@@ -105,9 +127,14 @@ read_extra_args() { # [name_of_the_variable]
   mapfile -d '' -t extra_words < <(xargs -r printf '%s\0' <<<"${!name:-}")
 }
 
-# Whether EXTRA_ARGS asks for an estimate of the memory instead of a run.
-estimates_memory() {
-  [[ " ${extra_words[*]}" == *' --estimate'[-_]memory* ]]
+# Whether EXTRA_ARGS has a word, such as one that asks for an estimate of the memory instead of a run.
+has_word() { # pattern
+  local word
+  for word in "${extra_words[@]}"; do
+    # shellcheck disable=SC2053 # a pattern
+    if [[ $word == $1 ]]; then return; fi
+  done
+  return 1
 }
 
 # ---- checks -----------------------------------------------------------------------------------------------------
@@ -137,7 +164,7 @@ print(torch.cuda.device_count())') ||
 
 # shellcheck disable=SC2034 # for the scripts
 results_dir=${RESULTS_DIR:-results}
-data_dir=${BERT_PREP_WORKING_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/data}
+data_dir=${BERT_PREP_WORKING_DIR:-$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)/data}
 
 # The folder of HDF5 shards of one sequence length: that of data/prepare.py, or else that of NVIDIA's bertPrep.py.
 find_shards() { # sequence_length predictions [folder_of_the_data]
@@ -171,8 +198,25 @@ model_name() { # --config-file FILE or --init-checkpoint FOLDER
 
 # ---- phases of pre-training -------------------------------------------------------------------------------------
 
-newest_step() { # folder_of_steps
-  [[ ! -d $1 ]] || find "$1" -maxdepth 1 -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
+newest_step() { # folder_of_steps [2, to look in the folders of its seeds, too]
+  [[ ! -d $1 ]] || find "$1" -maxdepth "${2:-1}" -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
+}
+
+# needs_phase1 ARGUMENT STEPS: whether phase 1 is to be run before phase 2. If phase 2 has checkpoints, it goes on from
+# these: phase 1 may be gone, and more of its updates would be lost.
+# shellcheck disable=SC2154
+needs_phase1() {
+  local newest phases=$RESULTS_DIR/$BERT_MODEL
+  [[ $enable_benchmark == false && $only_estimates == false && -z ${DOCTOR:-} ]] || return 0
+  [[ -n $(newest_step "$phases/phase2" 2) ]] || return 0
+  newest=$(newest_step "$phases/phase1" 2)
+  if [[ -z $newest ]]; then
+    say "phase1 has no checkpoints, and phase2 has: going on with phase2"
+    return 1
+  fi
+  (($2 <= newest)) ||
+    fail "$1 is $2, but phase 2 has begun from step $newest of phase 1: give $newest to go on with phase 2, or set" \
+      "RESULTS_DIR to another folder, or move $phases/phase2 away to begin phase 2 again"
 }
 
 # run_phase PHASE MAX_STEPS BATCH_SIZE ACCUMULATION_STEPS FLAG...: trains one phase to its last step, or exits. The

@@ -4,7 +4,7 @@
 # Continues the pre-training of a model on texts of a domain, with words of the domain in its vocabulary. A model of
 # sentence embeddings is trained on neighbouring passages instead. If interrupted, rerun to resume.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
@@ -13,7 +13,7 @@ OBJECTIVES=masked_words,neighbours
 # Masked words may make a model of sentence embeddings worse (docs/continue_pretraining.md). Its folder has a modules.json, or
 # the folders of its steps have.
 objective=masked_words
-if [[ -d ${1:-} && -n $(find -H "$1" -maxdepth 2 -name modules.json -print -quit) ]]; then objective=neighbours; fi
+if [[ -d ${1:-} && -n $(find -H "$(as_path "$1")" -maxdepth 2 -name modules.json -print -quit) ]]; then objective=neighbours; fi
 objective=${OBJECTIVE:-$objective}
 if [[ $objective == neighbours ]]; then
   length=64 steps=500 batch=8 merged=1 save_steps=100
@@ -87,7 +87,7 @@ task_file=${TASK_FILE:-}
 [[ -z $task_file ]] || require_file TASK_FILE "$task_file"
 [[ -n $task_file || ${#task_words[@]} == 0 ]] || fail 'TASK_ARGS has flags for TASK_FILE, which is not set: set it'
 read_extra_args
-only_estimates=$(estimates_memory && echo true || echo false)
+only_estimates=$(has_word '--estimate[-_]memory*' && echo true || echo false)
 find_nodes
 ((nodes == 1)) || fail "NNODES is $nodes: this script is for one machine; docs/continue_pretraining.md has its commands"
 # shellcheck source=setup_environment.sh
@@ -96,7 +96,7 @@ require_gpus "$num_gpus"
 base=$(model_name --init-checkpoint "$init_checkpoint")
 
 create_logfile=false
-enable_benchmark=false
+enable_benchmark=$(has_word --benchmark && echo true || echo false)
 code_dir=$root
 RESULTS_DIR=$out_dir/results
 processes=$((num_gpus > 0 ? num_gpus : 1))
@@ -153,19 +153,26 @@ fi
 # held out.
 MAX_DOCUMENT_KB=50
 split_flags=(--test-fraction 0.05 --max-document-kb "$MAX_DOCUMENT_KB")
+require_held_out() {
+  [[ -f $out_dir/sharded/test/shard-00000.txt ]] ||
+    fail "argument 2 (corpus): $corpus has fewer than four documents, too few to hold one out: give more texts, or" \
+      'DATA_ARGS="--empty-line document" if an empty line ends a document'
+}
 report_at_exit "$RESULTS_DIR"
 if [[ $objective == neighbours ]]; then
   python3 "$root/data/prepare.py" format corpus "$corpus" --output-dir "$out_dir" --sentence-splitter passage \
     "${data_words[@]}"
   # Small shards, because evaluations are on one of them.
   python3 "$root/data/prepare.py" shard --output-dir "$out_dir" --shard-mb 1 "${split_flags[@]}"
+  require_held_out
   log_file=''
   launch "$processes" "$root/run_embeddings.py" "${run_flags[@]}" "${shared_flags[@]}"
 else
   python3 "$root/data/prepare.py" all corpus "$corpus" --output-dir "$out_dir" --extend "$init_checkpoint" \
     --add "$new_words" --model-name "$BERT_MODEL" --lengths "$sequence_length" --dynamic-masking --no-nsp \
     --pack-documents "${split_flags[@]}" "${data_words[@]}"
+  require_held_out
   run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" "${run_flags[@]}"
 fi
-[[ -n $task_file && $only_estimates == false && -z ${DOCTOR:-} ]] || exit 0
+[[ -n $task_file && $only_estimates == false && $enable_benchmark == false && -z ${DOCTOR:-} ]] || exit 0
 python3 "$root/scripts/compare_on_task.py" "${task_flags[@]}"

@@ -9,7 +9,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-(($# == 1)) || fail 'expected one argument: the folder to create'
+(($# == 1)) && [[ $1 != -* ]] || fail 'expected one argument: the folder to create, ./-NAME if it begins with a dash'
 [[ ! -e $1 ]] || fail "$1 exists: choose another folder, or remove it"
 [[ $1 != *\'* ]] || fail "$1 has a quote: choose another folder"
 umask 077

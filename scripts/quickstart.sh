@@ -3,7 +3,7 @@
 # BERT, fine-tuning and evaluation on a sample of SQuAD and on a table of texts. All results go to quickstart/. If
 # interrupted, rerun the same command to resume.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 if [[ $# -gt 0 ]]; then
   case $1 in

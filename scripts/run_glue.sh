@@ -3,7 +3,7 @@
 #
 # Fine-tunes BERT on a task of GLUE or SuperGLUE, scores it on the development set, and writes submission files.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 

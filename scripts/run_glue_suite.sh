@@ -3,7 +3,7 @@
 #
 # Fine-tunes a model on all tasks of GLUE that are there, with several seeds, and writes a table of the results.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 

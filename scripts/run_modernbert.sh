@@ -3,7 +3,7 @@
 #
 # Pre-trains ModernBERT in two phases, at sequence lengths 1,024 and 8,192. If interrupted, rerun to resume.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
@@ -46,7 +46,6 @@ parse_arguments "$@"
 [[ -z ${PHASE:-} ]] || fail 'PHASE is for run_pretraining.sh: unset it; a phase that is complete is not run again'
 
 create_logfile=false
-enable_benchmark=false
 code_dir=$root
 RESULTS_DIR=${RESULTS_DIR:-$root/results}
 require_file 'argument 1 (config_file)' "$config_file"
@@ -59,7 +58,8 @@ done
 VOCAB_FILE=${VOCAB_FILE:-$root/vocab/bert-base-uncased-vocab.txt}
 require_file VOCAB_FILE "$VOCAB_FILE"
 read_extra_args
-only_estimates=$(estimates_memory && echo true || echo false)
+only_estimates=$(has_word '--estimate[-_]memory*' && echo true || echo false)
+enable_benchmark=$(has_word --benchmark && echo true || echo false)
 find_nodes
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
@@ -79,12 +79,14 @@ shared_flags=(
 )
 report_at_exit "$RESULTS_DIR"
 
-run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" \
-  --input-dir "$dataset_dir_phase1" --eval-dir "${EVAL_DIR_PHASE1:-None}" \
-  --max-seq-length 1024 --max-predictions-per-seq 307 --global-rope-theta 10000 \
-  --learning-rate "$learning_rate" --warmup-proportion 0.05 --lr-decay-proportion 0.1
+if needs_phase1 'argument 8 (train_steps)' "$train_steps"; then
+  run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" \
+    --input-dir "$dataset_dir_phase1" --eval-dir "${EVAL_DIR_PHASE1:-None}" \
+    --max-seq-length 1024 --max-predictions-per-seq 307 --global-rope-theta 10000 \
+    --learning-rate "$learning_rate" --warmup-proportion 0.05 --lr-decay-proportion 0.1
+fi
 phase1_weights=$RESULTS_DIR/$BERT_MODEL/phase1/$train_steps
-[[ $only_estimates == false && (-z ${DOCTOR:-} || -d $phase1_weights) ]] || phase1_weights=None
+[[ $only_estimates == false && $enable_benchmark == false && (-z ${DOCTOR:-} || -d $phase1_weights) ]] || phase1_weights=None
 run_phase phase2 "$train_steps_phase2" "$train_batch_size_phase2" "$gradient_accumulation_steps_phase2" \
   --input-dir "$dataset_dir_phase2" --eval-dir "${EVAL_DIR_PHASE2:-None}" \
   --max-seq-length 8192 --max-predictions-per-seq 2458 \

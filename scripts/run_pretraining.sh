@@ -3,7 +3,7 @@
 #
 # Pre-trains BERT in two phases, at sequence lengths 128 and 512. If interrupted, rerun to resume.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
@@ -76,15 +76,10 @@ if [[ ${9:-} == true || ${9:-} == false ]]; then
     set -- "${@:1:15}" "${@:17}"
   fi
   per_micro_batch() { is_valid positive_int "$1" && is_valid positive_int "$2" && echo $(($1 / $2)) || echo BATCH; }
-  case ${32:-} in
-    *large.json) config=bert_configs/bert-large-uncased.json ;;
-    *base.json) config=bert_configs/bert-base-uncased.json ;;
-    *) config=${32:-} ;;
-  esac
   fail_with_command "argument 9 is '$9', as in NVIDIA's PyTorch recipe, which has another order" \
     "$(per_micro_batch "$1" "${11:-128}")" "${@:2:6}" "$9" "${11:-128}" "${12:-12439}" "${13:-bert_lamb_pretraining}" \
     "$(per_micro_batch "${16:-4096}" "${20:-512}")" "${17:-4e-3}" "${18:-0.128}" "${19:-1563}" "${20:-512}" \
-    "$(existing "${21:-}")" "$(existing "${22:-}")" "$(existing "${23:-}")" "$(existing "${24:-}")" "$config"
+    "$(existing "${21:-}")" "$(existing "${22:-}")" "$(existing "${23:-}")" "$(existing "${24:-}")" "$(config_here "${32:-}")"
 fi
 if (($# > 24 && $# <= 31)) || [[ -d ${21:-} || ${22:-} =~ ^[0-9]+$ ]]; then
   # NVIDIA's Paddle recipe: 21 to 27 are about LDDL's data, 28 to 31 are 21 to 24 here.
@@ -118,7 +113,6 @@ if [[ -z ${VOCAB_FILE:-} ]]; then
   [[ -f $VOCAB_FILE ]] || VOCAB_FILE=$code_dir/vocab/bert-base-uncased-vocab.txt
 fi
 RESULTS_DIR=${RESULTS_DIR:-$code_dir/results}
-[[ $RESULTS_DIR != -* ]] || RESULTS_DIR=./$RESULTS_DIR # not a flag
 PHASE=${PHASE:-both}
 is_valid 1,2,both "$PHASE" || fail "PHASE is '$PHASE': expected 1, 2 or both"
 require_file 'argument 19 (code_dir)' "$code_dir/run_pretraining.py"
@@ -138,7 +132,8 @@ elif [[ $(realpath -m "$init_checkpoint_dir/..") == "$(realpath -m "$RESULTS_DIR
 fi
 [[ $init_checkpoint_dir == None ]] || require_folder 'argument 20 (init_checkpoint_dir)' "$init_checkpoint_dir"
 read_extra_args
-only_estimates=$(estimates_memory && echo true || echo false)
+only_estimates=$(has_word '--estimate[-_]memory*' && echo true || echo false)
+! has_word --benchmark || enable_benchmark=true
 find_nodes
 require_gpus "$num_gpus"
 
@@ -155,7 +150,7 @@ fi
 shared_flags+=("${extra_words[@]}")
 report_at_exit "$RESULTS_DIR"
 
-if [[ $PHASE != 2 ]]; then
+if [[ $PHASE == 1 ]] || { [[ $PHASE == both ]] && needs_phase1 'argument 6 (train_steps)' "$train_steps"; }; then
   run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" \
     --input-dir "$dataset_dir_phase1" --eval-dir "${EVAL_DIR_PHASE1:-None}" \
     --max-seq-length 128 --max-predictions-per-seq 20 \

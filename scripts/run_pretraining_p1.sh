@@ -2,7 +2,7 @@
 # Phase 1 of BERT-large on 8 GPUs with every flag by name; common.sh has those of both phases. Flags given to this script
 # are added, and override these. If interrupted, rerun to resume. run_pretraining_p2.sh is next.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 # shellcheck source=common.sh
 source scripts/common.sh
 

@@ -3,12 +3,12 @@
 #
 # Fine-tunes BERT on SQuAD, predicts the answers of the development set and scores them.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
 pretrained=${BERT_MODEL:-bert-large-uncased} # of run_pretraining.sh
-[[ ${13:-None} == None ]] || pretrained=$(basename "${13}" .json)
+[[ ${13:-None} == None ]] || pretrained=$(basename -- "${13}" .json)
 ARGUMENTS=(
   # name                  | default                        | kind               | help
   "init_checkpoint        | $results_dir/$pretrained/phase2 | text              | model folder to start from, or folder of steps"
@@ -71,7 +71,9 @@ if (($# >= 12)); then
   set -- "${@:1:11}" "${12/ /_}" "${@:13}"
 fi
 if is_valid "$PRECISIONS" "${5:-}"; then # NVIDIA's PyTorch recipe has no argument for the warmup, whose default is 0.1
-  fail_with_command "argument 5 is '$5', as in NVIDIA's PyTorch recipe, which has another order" "${@:1:4}" 0.1 "${@:5}"
+  (($# < 13)) || set -- "${@:1:12}" "${13%.0}"
+  fail_with_command "argument 5 is '$5', as in NVIDIA's PyTorch recipe, which has another order" "${@:1:4}" 0.1 "${@:5:7}" \
+    "$(config_here "${12:-}")" "${13:-}"
 elif is_valid "$PRECISIONS" "${3:-}"; then # its release 19.04: batch_size, learning_rate, precision, num_gpus, checkpoint, epochs
   fail_with_command "argument 3 is '$3', as in NVIDIA's first PyTorch recipe, which has another order" \
     "${5:-INIT_CHECKPOINT}" "${6:-}" "$1" "$2" 0.1 "$3" "${4:-}"

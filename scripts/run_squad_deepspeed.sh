@@ -3,7 +3,7 @@
 #
 # Fine-tunes a pre-LN BERT on SQuAD v1.1 with the positions and settings of DeepSpeed's script of this name.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 

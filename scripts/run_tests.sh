@@ -3,7 +3,7 @@
 #
 #   bash scripts/run_tests.sh [PYTEST_ARGUMENT...]
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 # shellcheck source=setup_environment.sh
 source scripts/setup_environment.sh tests
 

@@ -29,7 +29,7 @@ _pip() { # what pip_install_argument...
 _setup_environment() { # runtime|tests|use
   local torch='torch==2.13.0' site_packages='' root venv made fingerprint stage
   local -a files versions=()
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
   venv=$root/.venv
   made=$venv/.made # `<fingerprint> <stage>`: what is installed, nothing, runtime or tests
   files=("$root/requirements.txt")

@@ -9,7 +9,11 @@ Builds the container IMAGE [bert]. FROM_IMAGE_NAME sets another NGC PyTorch cont
 TRANSFORMERS='transformers>=4.51' adds what the benchmarks need."
   exit
 fi
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+if (($# > 1)) || [[ ${1:-} == -* ]]; then
+  echo "error: expected one argument, the name of the image, not '$*': see --help" >&2
+  exit 2
+fi
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 build_arguments=()
 for name in FROM_IMAGE_NAME TRANSFORMERS; do

@@ -11,7 +11,7 @@
 # Compiled kernels are kept in /results/.inductor_cache. The container runs as the calling user. IMAGE [bert] is its
 # name. The scripts' other variables, and those of NCCL, gloo and PyTorch, are passed on.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 
 fail() {
   printf 'error: %s\n' "$*" >&2
@@ -40,7 +40,7 @@ results=${RESULTS_DIR:-$root/results}
 data=${BERT_PREP_WORKING_DIR:-$root/data}
 for variable in RESULTS_DIR:"$results" BERT_PREP_WORKING_DIR:"$data"; do
   path=${variable#*:}
-  mkdir -p "$path" 2>/dev/null && [[ -w $path ]] || # docker would make a missing folder as root's
+  mkdir -p -- "$path" 2>/dev/null && [[ -w $path ]] || # docker would make a missing folder as root's
     fail "the folder $path cannot be written: set ${variable%%:*} to one that can"
 done
 
@@ -62,6 +62,6 @@ fi
 # PyTorch's worker processes and NCCL need more shared memory than docker's default of 64 MiB.
 exec docker run --rm "${terminal[@]}" "${gpu_flags[@]}" --network "$network" --ipc host --ulimit memlock=-1 \
   --ulimit stack=67108864 --user "$(id -u):$(id -g)" --volume "$root:/workspace/bert" \
-  --volume "$(realpath "$results"):/results" --volume "$(realpath "$data"):/data" --env RESULTS_DIR=/results \
+  --volume "$(realpath -- "$results"):/results" --volume "$(realpath -- "$data"):/data" --env RESULTS_DIR=/results \
   --env BERT_PREP_WORKING_DIR=/data --env TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache --workdir /workspace/bert \
   "${passed_on[@]}" "${IMAGE:-bert}" bash -c "$command"

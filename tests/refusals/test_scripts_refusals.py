@@ -177,6 +177,45 @@ BAD = {
 }
 
 
+# Of each script, arguments of which some begin with a dash: `find` would take the first for an
+# expression.
+DASHES = {
+    "run_pretraining.sh": [
+        empty(16, "-delete"),
+        empty(19, "-delete"),
+        "8192 '' '' '' '' '' '' '' true '' '' '' '' '' '' '' '' '' '' '' -delete",
+    ],
+    "run_modernbert.sh": ["-delete", empty(14, "-delete")],
+    "run_squad.sh": ["-delete", f"init {empty(11, '-delete')}", "init '' '' '' amp '' '' -delete"],
+    "run_squad_deepspeed.sh": ["1 -delete data/sample/squad out", "1 init -delete -1"],
+    "run_glue.sh": ["-delete", "init -delete"],
+    "run_glue_suite.sh": ["-delete", "init -delete", "init data -1"],
+    "continue_pretraining.sh": ["-delete d1 law", "post-ln -delete law", "post-ln d1 -1"],
+    "create_certificates.sh": ["-delete", "--help"],
+    "docker/build.sh": ["-delete"],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"), [(script, row) for script, rows in DASHES.items() for row in rows]
+)
+def test_a_name_that_begins_with_a_dash_is_no_flag(checkout, script, arguments):
+    for name in ("-delete", "-1"):
+        (checkout.folder / name).mkdir()
+    before = sorted(checkout.folder.rglob("*"))
+    assert_refused(checkout.run(f"bash scripts/{script} {arguments}"), checkout)
+    assert sorted(checkout.folder.rglob("*")) == before
+
+
+def test_folders_in_the_environment_may_begin_with_a_dash(checkout):
+    for phase in ("128_pred_20", "512_pred_80"):
+        (checkout.folder / f"-data/hdf5/seq_{phase}/training").mkdir(parents=True)
+    settings = {"RESULTS_DIR": "-delete", "BERT_PREP_WORKING_DIR": "-data", "CDPATH": "init:."}
+    result = checkout.run("bash scripts/run_pretraining.sh", **settings)
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in (checkout.folder / "-delete").iterdir()] == ["bert-large-uncased"]
+
+
 @pytest.mark.parametrize(
     ("script", "row"), [(script, row) for script, rows in BAD.items() for row in rows]
 )

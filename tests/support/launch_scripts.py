@@ -74,6 +74,10 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
     open(running, "w").close()
     time.sleep(120)
 flags = dict(zip(arguments, arguments[1:]))
+if arguments[0].endswith("prepare.py") and "FAKE_FEW_DOCUMENTS" not in os.environ:
+    held_out = os.path.join(flags.get("--output-dir", "data"), "sharded", "test")
+    os.makedirs(held_out, exist_ok=True)
+    open(os.path.join(held_out, "shard-00000.txt"), "w").close()
 if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os.environ:
     os.makedirs(os.path.join(flags["--from-checkpoint"], flags["--max-steps"]), exist_ok=True)
 try:
