@@ -142,7 +142,7 @@ def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
 def find_starts(
     config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime, benchmark: bool
 ) -> dict[str, Start]:
-    """Where the run of each seed, or a benchmark, starts. Folders that seeds share are opened once."""
+    """Where the run of each seed starts. Folders that seeds share are opened once."""
     starts: dict[StartConfig, Start] = {}
     folders: dict[Path, ModelFolder] = {}
     for name in seed_names:
