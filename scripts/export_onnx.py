@@ -30,17 +30,19 @@ from bert_recipe.checkpoint.sentence_folders import (
     PROMPTS_FILE,
     EmbeddingSettings,
 )
+from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.files import atomic_folder
 from bert_recipe.utils.progress import print_line
 
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 TOLERANCE = 1e-4  # of logits and of embeddings
 SAMPLES = ["A text.", "This text is longer: it has several words, and so there is padding."]
 # They describe the inside of the exporter. Those of transformers, such as weights that a folder
 # lacks, are shown.
 SILENCED = ("", "torch.onnx", "torch.utils._pytree", "torchao")
 PACKAGES = ("transformers", "onnx", "onnxscript", "onnxruntime")
-COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
+COPIED = ("config.json", *TOKENIZER_FILES, "README.md")
 # What is done outside of the model, and is not in the ONNX file.
 SETTINGS = (PROMPTS_FILE, LENGTH_FILE)
 FLAGS = (
@@ -87,14 +89,13 @@ def wrapped_model(folder: Path) -> Any:
                 vectors = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
             return torch.nn.functional.normalize(vectors) if self.settings.normalize else vectors
 
-    if (folder / MODULES_FILE).is_file():
-        model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
-        return Wrapped(model, EmbeddingSettings.read(folder))
     config = transformers.AutoConfig.from_pretrained(folder)
     (architecture,) = config.architectures or ("",)
-    if not architecture.endswith(
-        ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-    ):
+    is_classifier = architecture.endswith(CLASSIFIERS)
+    if not is_classifier and (folder / MODULES_FILE).is_file():
+        model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+        return Wrapped(model, EmbeddingSettings.read(folder))
+    if not is_classifier:
         raise UserError(
             f"{folder} is a {architecture or 'model without a class'}: give a fine-tuned model"
         )

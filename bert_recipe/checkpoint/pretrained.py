@@ -18,9 +18,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from bert_recipe.checkpoint.folder import CONFIG_FILE, MODEL_FILE
+from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
+from bert_recipe.checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, MANIFEST_FILE, MODEL_FILE
+from bert_recipe.checkpoint.model_choice import check_vocab_size
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+from bert_recipe.checkpoint.weight_files import without_wrappers
 from bert_recipe.checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.bert import (
@@ -51,6 +57,7 @@ from bert_recipe.model.encoders.electra import (
     ElectraForTokenClassification,
     ElectraModel,
 )
+from bert_recipe.model.encoders.heads import SentenceEmbedding
 from bert_recipe.model.encoders.modernbert import (
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -69,7 +76,7 @@ from bert_recipe.model.encoders.neobert import (
     NeoBertForTokenClassification,
     NeoBertModel,
 )
-from bert_recipe.model.encoders.registry import MODELS, config_from_dict, make_model
+from bert_recipe.model.encoders.registry import MODELS, check_tied, config_from_dict, make_model
 from bert_recipe.model.encoders.roberta import (
     RobertaConfig,
     RobertaForMaskedLM,
@@ -79,10 +86,11 @@ from bert_recipe.model.encoders.roberta import (
     RobertaForTokenClassification,
     RobertaModel,
 )
+from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.tokenization.tokenizer import Tokenizer, model_files
 from bert_recipe.utils.device import allocate
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import atomic_path, write_atomically
+from bert_recipe.utils.files import atomic_path, remove, write_atomically
 from bert_recipe.utils.json_files import write_json
 
 __all__ = [
@@ -148,7 +156,8 @@ def load_pretrained(
     evaluation mode. A head that the folder lacks starts from its initial values; a line says so.
 
     num_labels: classes of a classification head; 1 means a number. labels: their names instead.
-    kwargs: of the class. Raises UserError for any other missing, unexpected or misshapen tensor.
+    kwargs: of the class. Raises UserError for any other missing, unexpected or misshapen tensor,
+    and ValueError for labels that no head has.
     """
     source = ModelFolder.find(folder)
     config = source.config
@@ -156,10 +165,15 @@ def load_pretrained(
         raise UserError(
             f"{source} holds a {config.model_type} model, which {model_class.__name__} cannot load"
         )
-    if num_labels is not None and num_labels != config.num_labels:
+    check_tied(model_class, config)
+    if num_labels is not None and num_labels != (len(labels) if labels else max(num_labels, 1)):
+        raise ValueError(f"num_labels is {num_labels}: give at least 1, or the labels alone")
+    if num_labels is not None and labels is None and num_labels != config.num_labels:
         labels = [f"LABEL_{index}" for index in range(num_labels)]
     if labels is not None:
         config = replace(config, labels=tuple(labels))
+    if issubclass(model_class, SentenceEmbedding):
+        config = replace(config, embedding_pooling=EmbeddingSettings.read(source.path).pooling)
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
     weights = select_weights(model, source.tensors, source.path)
@@ -175,25 +189,65 @@ def save_pretrained(
     model: PreTrainedModel, folder: str | Path, tokenizer: Tokenizer | None = None
 ) -> None:
     """Writes a model folder that transformers, and every program here, reads: `model.safetensors`,
-    `config.json` and, with a tokenizer, its files. Each file is written atomically.
+    `config.json`, for sentence embeddings the files of sentence-transformers, and with a tokenizer
+    its files. Each file is written atomically. Files of an earlier model or tokenizer that would be
+    read besides are removed.
 
-    The model must be whole: without shards, and not prepared for inference.
+    Raises UserError for a model with shards, or prepared for inference, for a tokenizer of another
+    size, and for the folder of a run's checkpoint.
     """
     folder = Path(folder)
+    if (folder / MANIFEST_FILE).is_file():
+        raise UserError(
+            f"{folder} is a checkpoint of a run, whose {MANIFEST_FILE} lists other weights: choose "
+            "another folder"
+        )
+    tensors, config = whole_tensors(model), model.config
+    values = {"architectures": [model.architecture], **config.to_dict()}
+    files: dict[str, bytes] = {}
+    if isinstance(model, SentenceEmbedding):
+        settings = EmbeddingSettings(pooling=config.embedding_pooling)
+        files |= settings.files(config.hidden_size, config.max_length)
+    if tokenizer is not None:
+        check_vocab_size(tokenizer, config)
+        values["pad_token_id"] = tokenizer.pad_token_id
+        files |= model_files(tokenizer, config.max_length, config.needs_tokenizer_json)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_shards(folder)
+    remove(folder / CALIBRATION_FILE)
+    with atomic_path(folder / MODEL_FILE) as path:
+        save_file(tensors, path, metadata={"format": "pt"})
+    write_json(folder / CONFIG_FILE, values)
+    if tokenizer is not None:
+        for name in TOKENIZER_FILES:
+            if name not in files:
+                remove(folder / name)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_atomically(folder / name, content)
+
+
+def whole_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of a model as a folder has them, on the CPU."""
+    if model.is_prepared:
+        raise UserError(
+            "the model was prepared for inference, which packs and rounds its weights: save it "
+            "before that, or load it again"
+        )
     shapes = checkpoint_shapes(model)
     tensors = {}
     for name, parameter in model.named_parameters():
+        is_shard = isinstance(parameter, DTensor) or hasattr(parameter, "ds_shape")
+        if is_shard or parameter.is_meta:
+            raise UserError(f"{name} is not whole: gather the weights of the model, then save it")
         rows = parameter.detach()[: shapes[name][0]] if shapes[name] else parameter.detach()
         tensors[name] = rows.cpu().contiguous()
-    with atomic_path(folder / MODEL_FILE) as path:
-        save_file(tensors, path, metadata={"format": "pt"})
-    config = {"architectures": [model.architecture], **model.config.to_dict()}
-    files: dict[str, bytes] = {}
-    if tokenizer is not None:
-        config["pad_token_id"] = tokenizer.pad_token_id
-        length = model.config.max_length
-        files = model_files(tokenizer, length, model.config.needs_tokenizer_json)
-    write_json(folder / CONFIG_FILE, config)
-    for name, content in files.items():
-        write_atomically(folder / name, content)
+    return without_wrappers(tensors)
+
+
+def remove_shards(folder: Path) -> None:
+    """Removes the shards of an earlier model, and their index."""
+    stem, suffix = MODEL_FILE.split(".")
+    for path in folder.glob(f"{stem}-*-of-*.{suffix}"):
+        remove(path)
+    remove(folder / (MODEL_FILE + INDEX_SUFFIX))

@@ -113,6 +113,7 @@ class PreTrainedModel(nn.Module, ABC):
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
         self.is_compiled = False  # or a part of it
+        self.is_prepared = False  # for inference: the weights are packed, rounded or joined
         # Of the output layer, as a graph of its own; None: loss.linear_cross_entropy.
         self.cross_entropy: Callable[..., tuple[Tensor, Tensor]] | None = None
 
@@ -237,9 +238,10 @@ class PreTrainedModel(nn.Module, ABC):
     @torch.no_grad()
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in
-        every forward pass. The logits are the same. Inference only: do not train or save the model
-        afterwards.
+        every forward pass. The logits are the same. Inference only: the model can neither be
+        trained nor saved afterwards.
         """
+        self.is_prepared = True
         for name, module in list(self.named_modules()):
             if isinstance(module, nn.Linear) and not f"{name}.".startswith(self.task_head):
                 module.to(dtype)

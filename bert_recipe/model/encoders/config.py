@@ -118,6 +118,13 @@ class ModelConfig:
             value = getattr(self, field.name)
             if (expected := requirement(field, value)) is not None:
                 raise ValueError(f"{field.name} is {value!r}: it must be {expected}")
+        if not all(isinstance(label, str) for label in self.labels):
+            raise ValueError(f"labels are {self.labels!r:.60}: they must be texts")
+        if len(set(self.labels)) < len(self.labels):
+            twice = next(label for label in self.labels if self.labels.count(label) > 1)
+            raise ValueError(
+                f"the labels have {twice!r} more than once: results could not tell them apart"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
@@ -227,11 +234,6 @@ def labels_from_json(id2label: object) -> tuple[str, ...]:
     if len(labels) < len(id2label):
         raise ValueError(
             f"id2label has the keys {', '.join(id2label)}: expected 0 to {len(id2label) - 1}"
-        )
-    if len(set(labels)) < len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
-        raise ValueError(
-            f"id2label has {twice!r} more than once: results could not tell the labels apart"
         )
     return labels
 

@@ -23,17 +23,24 @@ MODELS: dict[type[ModelConfig], ModelsByHead] = {
 
 
 def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
-    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`. Raises UserError
-    if the head is tied to the word embeddings and the config says that it is not.
+    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`; see
+    `check_tied`.
     """
     model = MODELS[type(config)][head]
+    check_tied(model, config)
+    return model(config)
+
+
+def check_tied(model: type[PreTrainedModel], config: ModelConfig) -> None:
+    """Raises UserError if the head of `model` is tied to the word embeddings and the config says
+    that it is not.
+    """
     is_tied = getattr(model, "output_weight", None) is MaskedLanguageModel.output_weight
     if is_tied and not config.tie_word_embeddings:
         raise UserError(
             f"tie_word_embeddings is False in the config, and {model.__name__} has no other output "
             f"layer: use another model (docs/choose_a_model.md has one for each use)"
         )
-    return model(config)
 
 
 def config_from_dict(values: JsonObject) -> ModelConfig:
