@@ -26,11 +26,14 @@ FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")
 
 
 class Series(NamedTuple):
-    """A phase of one run with one seed. `style`: number of its colour and dashes."""
+    """A phase of one run with one seed. `style`: number of its colour and dashes. `run`: the
+    run's name.
+    """
 
     label: str
     style: int
     phase: RunPhase
+    run: str
 
 
 class Axis:

@@ -6,7 +6,6 @@ import datetime
 import itertools
 import math
 import re
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,16 +14,22 @@ from typing import Any, NamedTuple, TypeVar
 import jinja2
 from markupsafe import Markup, escape
 
-from bert_recipe.metrics.text import format_duration
 from bert_recipe.reporting.charts import Series, make_chart
+from bert_recipe.reporting.facts import (
+    final_facts,
+    further_facts,
+    main_facts,
+    show,
+    show_setting,
+    show_time,
+    title_of,
+)
 from bert_recipe.reporting.glue_table import PUBLISHED, Suite
 from bert_recipe.reporting.records import (
     PHASE_TITLES,
-    Point,
     Run,
     RunPhase,
     differences,
-    is_score,
     numbers,
     printable,
 )
@@ -47,9 +52,6 @@ ORDER = (
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
-WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
-WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}
 # Omitted if tokens_per_second is logged, because they are equivalent.
 OTHER_SPEEDS = (
     "sequences_per_second",
@@ -59,16 +61,8 @@ OTHER_SPEEDS = (
     "step_cost",
     "step_samples",
 )
-# Final results that repeat metrics of the steps.
-REPEATED_RESULTS = (
-    "step",
-    "final_loss",
-    "e2e_train_time",
-    "raw_train_time",
-    "training_sequences_per_second",
-)
+FOLDED = ("tokens_per_second", "utilization", "data_wait", *OTHER_SPEEDS)  # charts
 MAX_HEADER = 100  # characters side by side
-MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
 
 def group_series(runs: list[Run]) -> list[list[Series]]:
@@ -83,25 +77,36 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
                 is_named = bool(label) and run.name.endswith(f"{name}-{value}")
                 label += [] if value is None or is_named else [f"{name} {value}"]
             style = styles.setdefault((number, phase.seed, phase.fold), len(styles))
-            groups.setdefault(phase.name, []).append(Series(", ".join(label), style, phase))
-    return [group for group in groups.values() if group]
+            groups.setdefault(phase.name, []).append(
+                Series(", ".join(label), style, phase, run.name)
+            )
+    # The means of seeds come before the seeds.
+    order = [name for name in groups if any(one.phase.runs for one in groups[name])]
+    order += [name for name in groups if name not in order]
+    return [groups[name] for name in order if groups[name]]
 
 
 def make_section(series: list[Series]) -> JsonObject:
     """Template data of a phase. Tables are lists of rows: a name, and a value per series."""
     phases = [one.phase for one in series]
-    charts = [
-        make_chart(name, title_of(name), series, partial(show, name))
+    charts = {
+        name: make_chart(name, title_of(name), series, partial(show, name))
         for name in charted_metrics(phases)
-    ]
-    facts = rows([phase_facts(phase) for phase in phases])
-    facts.sort(key=lambda row: not row[0][1])  # final scores first
+    }
+    drawn = {name: chart for name, chart in charts.items() if chart is not None}
+    of_runs: dict[str, list[RunPhase]] = {}
+    for one in series:
+        of_runs.setdefault(one.run, []).extend(one.phase.runs or [one.phase])
     return {
         "title": phases[0].title,
         "series": series,
-        "facts": facts,
-        "differences": differences(phases).items() if len(phases) > 1 else None,
-        "charts": [chart for chart in charts if chart is not None],
+        "scores": rows([final_facts(phase) for phase in phases]),
+        "facts": rows([main_facts(phase) for phase in phases]),
+        "further_facts": rows([further_facts(phase) for phase in phases]),
+        "runs": list(of_runs),
+        "differences": differences(list(of_runs.values())).items() if len(of_runs) > 1 else None,
+        "charts": [chart for name, chart in drawn.items() if name not in FOLDED],
+        "folded_charts": [chart for name, chart in drawn.items() if name in FOLDED],
         "score_tables": [
             (one, *table, is_wide(table[1])) for one in series for table in score_tables(one.phase)
         ],
@@ -123,89 +128,6 @@ def charted_metrics(phases: list[RunPhase]) -> list[str]:
 def rows(tables: Sequence[Mapping[Key, Value]]) -> list[tuple[Key, list[Value | None]]]:
     names = dict.fromkeys(itertools.chain(*tables))  # in their order
     return [(name, [table.get(name) for table in tables]) for name in names]
-
-
-def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
-    """The summary of a phase, by label and whether it is a final score."""
-    results = numbers(phase.results)
-    scores = {name: value for name, value in results.items() if is_score(name)}
-    others = {name: value for name, value in results.items() if not is_score(name)}
-    best_step = others.pop("best_step", None)
-    facts = {} if best_step is None else {"Best checkpoint": f"step {best_step:,.0f}"}
-    facts |= first_and_last_values(phase.points, "training")
-    facts |= first_and_last_values(phase.evaluations, "held-out")
-    facts |= length_of_training(phase)
-    facts["Started"] = show_time(phase.sessions[0].started)
-    facts |= interruptions(phase)
-    facts |= medians(phase.points)
-    for name, value in others.items():
-        if name not in REPEATED_RESULTS:
-            facts[title_of(name)] = show(name, value)
-    final = {(label, True): text for label, text in final_scores(scores).items()}
-    return final | {(label, False): text for label, text in facts.items()}
-
-
-def final_scores(scores: dict[str, float]) -> dict[str, str]:
-    """Scores by their titles, such as "88.1%"; the mean over seeds has its standard deviation
-    beside it, "88.1% ± 0.2%".
-    """
-    texts = {}
-    for name, value in scores.items():
-        texts[name] = "not defined" if math.isnan(value) else show(name, value)
-    for name, value in scores.items():
-        mean_name = name.removesuffix("std") + "mean"
-        if name.endswith("_std") and mean_name in texts:
-            deviation = texts.pop(name)
-            if not math.isnan(value):
-                texts[mean_name] += f" ± {deviation}"
-    return {title_of(name): text for name, text in texts.items()}
-
-
-def finite_values(points: list[Point], metric: str) -> list[float]:
-    values = [point.metrics.get(metric, math.nan) for point in points]
-    return [value for value in values if math.isfinite(value)]
-
-
-def first_and_last_values(points: list[Point], place: str) -> dict[str, str]:
-    """How the loss and the scores changed. place: where they were measured, for the label."""
-    facts = {}
-    for metric in dict.fromkeys(name for point in points for name in point.metrics):
-        values = finite_values(points, metric)
-        if values and (metric == "loss" or is_score(metric)):
-            ends = [values[0], values[-1]] if len(values) > 1 else values
-            texts = [show(metric, value) for value in ends]
-            facts[f"{title_of(metric)}, {place}"] = " → ".join(texts)
-    return facts
-
-
-def length_of_training(phase: RunPhase) -> dict[str, str]:
-    if not phase.points:
-        return {}
-    # max_steps is -1 if epochs are given.
-    limits = [phase.settings.get(name) for name in ("max_steps", "steps")]
-    limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    last = phase.points[-1]
-    return {
-        "Steps": f"{last.step:,}" + (f" of {limits[0]:,}" if limits else ""),
-        "Training time": format_duration(last.seconds),
-    }
-
-
-def interruptions(phase: RunPhase) -> dict[str, str]:
-    counts = {
-        "Resumes": len(phase.resumes),
-        "Skipped updates": sum(point.skipped for point in phase.points),
-    }
-    return {label: f"{count:,}" for label, count in counts.items() if count}
-
-
-def medians(points: list[Point]) -> dict[str, str]:
-    """Typical speed."""
-    facts = {}
-    for metric in MEDIANS:
-        if values := finite_values(points, metric):
-            facts[f"{title_of(metric)}, median"] = show(metric, statistics.median(values))
-    return facts
 
 
 class Cell(NamedTuple):
@@ -306,37 +228,6 @@ def breakable(text: str) -> Markup:
     return escape(printable(text)).replace("/", Markup("/<wbr>")).replace("_", Markup("_<wbr>"))
 
 
-def title_of(metric: str) -> str:
-    title = " ".join(
-        WORDS.get(word, word) for word in metric.replace("exact_match", "exact").split("_")
-    )
-    return title[:1].upper() + title[1:]
-
-
-def show(name: str, value: float) -> str:
-    """The value of a metric as text."""
-    if is_score(name) or name in ("utilization", "data_wait"):
-        return f"{round(100 * value, 2):.6g}%"
-    size = abs(value)
-    if 1e3 <= size < 1e6:
-        return f"{value:,.0f}"
-    if 1e6 <= size < 1e9:
-        return f"{value / 1e6:.4g}M"
-    if 1e9 <= size < 1e12:
-        return f"{value / 1e9:.4g}G"
-    return f"{value:.4g}".replace("e-0", "e-")
-
-
-def show_setting(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def show_time(timestamp: float) -> str:
-    return datetime.datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
-
-
 ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -356,8 +247,14 @@ ENVIRONMENT.filters |= {
 def render(runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[str] = ()) -> str:
     """Renders the page. comparisons: lines about the scores of runs on the same rows."""
     sections = [make_section(series) for series in group_series(runs)]
-    series = itertools.chain(*(section["series"] for section in sections))
-    charts = itertools.chain(*(section["charts"] for section in sections))
+    for section in sections:  # of which a section has the means
+        summaries = [one for one in sections if one["title"].startswith(f"{section['title']}, ")]
+        section["is_folded"] = bool(summaries)
+    has_curves = [section for section in sections if section["charts"] or section["folded_charts"]]
+    series = itertools.chain(*(section["series"] for section in has_curves))
+    charts = itertools.chain(
+        *(section["charts"] + section["folded_charts"] for section in has_curves)
+    )
     return ENVIRONMENT.get_template("page.html.jinja").render(
         runs=runs,
         now=datetime.datetime.now().timestamp(),

@@ -10,13 +10,13 @@ that are not finite become NaN.
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bert_recipe.checkpoint.folder import SEED_FOLDER
 from bert_recipe.tasks.mistakes import MISTAKES
 from bert_recipe.utils.command_line import MAX_FLOAT32
 from bert_recipe.utils.errors import UserError
@@ -85,8 +85,11 @@ class Session:
 
 @dataclass
 class RunPhase:
-    """One phase or task of a run. `seed`: given if the run has this phase with several seeds.
-    `fold`: of --num-folds. Scores are fractions.
+    """One phase or task of a run. Scores are fractions.
+
+    seed: given if the run has this phase with several seeds.
+    fold: of --num-folds.
+    runs: the seeds or folds whose means this is.
     """
 
     name: str
@@ -98,6 +101,11 @@ class RunPhase:
     resumes: list[int] = field(default_factory=list)  # the step before each resume
     results: JsonObject = field(default_factory=dict)
     fold: Any = None
+    runs: list["RunPhase"] = field(default_factory=list)
+
+    @property
+    def run_folder(self) -> Path:
+        return run_folder_of(self.sessions[-1].file)
 
     @property
     def title(self) -> str:
@@ -259,10 +267,21 @@ class LogFile(NamedTuple):
     sessions: list[Session]
     unusable: list[int]
 
+    @property
+    def run_folder(self) -> Path:
+        return run_folder_of(self.path)
+
+
+def run_folder_of(log: Path) -> Path:
+    """The folder of the log, but of a seed or fold the one above it."""
+    folder = log.absolute().parent
+    return folder.parent if SEED_FOLDER.fullmatch(folder.name) else folder
+
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """The runs in folders and log files. A folder is one run, unless log files in different
-    subfolders are of the same phase; then each of those subfolders is a run.
+    subfolders are of the same phase; then each of those subfolders is a run. Seeds and folds of a
+    run are in it.
     """
     logs_of_runs: list[tuple[Path, list[LogFile]]] = []
     for path in paths:
@@ -273,14 +292,13 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
         if is_one_run(logs):
             logs_of_runs.append((path, logs))
             continue
-        for folder in sorted({log.path.parent for log in logs}):
-            logs_of_runs.append((folder, [log for log in logs if log.path.parent == folder]))
-    common = os.path.commonpath([path.resolve().parent for path, _ in logs_of_runs])
+        for folder in sorted({log.run_folder for log in logs}):
+            logs_of_runs.append((folder, [log for log in logs if log.run_folder == folder]))
+    names = short_names([path for path, _ in logs_of_runs])
     runs = []
-    for path, logs in logs_of_runs:
+    for name, (_, logs) in zip(names, logs_of_runs, strict=True):
         sessions = [session for log in logs for session in log.sessions]
         unusable = [(log.path, line) for log in logs for line in log.unusable]
-        name = os.path.relpath(path.resolve(), common)
         runs.append(Run(name, make_phases(sessions), unusable))
     return runs
 
@@ -290,10 +308,29 @@ def is_one_run(logs: Sequence[LogFile]) -> bool:
     folder_of_phase: dict[str, Path] = {}
     for log in logs:
         for session in log.sessions:
-            folder = folder_of_phase.setdefault(session.phase_name, log.path.parent)
-            if folder != log.path.parent:
+            folder = folder_of_phase.setdefault(session.phase_name, log.run_folder)
+            if folder != log.run_folder:
                 return False
     return True
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """What tells the paths apart: without the folders that all begin with, and those that all end
+    with.
+    """
+    parts = [path.resolve().parts for path in paths]
+    longest = min(map(len, parts)) - 1  # of what may go
+    first = common_length(parts, longest)
+    last = common_length([names[::-1] for names in parts], longest - first)
+    return ["/".join(names[first : len(names) - last]) for names in parts]
+
+
+def common_length(parts: Sequence[Sequence[str]], longest: int) -> int:
+    """How many names all begin with, at most `longest`."""
+    for place in range(longest):
+        if len({names[place] for names in parts}) > 1:
+            return place
+    return longest
 
 
 def make_phases(sessions: list[Session]) -> list[RunPhase]:
@@ -315,6 +352,8 @@ def make_phases(sessions: list[Session]) -> list[RunPhase]:
             phase = RunPhase(name, shown_seed, joined, joined[-1].settings, fold=fold)
             join_sessions(phase)
             phases.append(phase)
+    for phase in phases:
+        phase.runs = [one for one in phases if phase.name.startswith(f"{one.name}, ")]
     return phases
 
 
@@ -370,22 +409,28 @@ def add_points(phase: RunPhase, session: Session, before: float) -> None:
         phase.points.append(point)
 
 
-def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
-    """Settings that differ between the phases, with each one's value; a run's own folder is
-    `<output-dir>`.
+def differences(runs: Sequence[Sequence[RunPhase]]) -> dict[str, list[Any]]:
+    """Settings that differ between runs, with each one's value, or several of its seeds; a run's
+    own folder is `<output-dir>`.
+
+    runs: the seeds or folds of each.
     """
     names: set[str] = set()
-    for phase in phases:
+    for phase in itertools.chain(*runs):
         names |= phase.settings.keys()
     values_of_settings = {}
     for name in sorted(names - {"output_dir", "report_file"}):
-        values = []
-        for phase in phases:
-            value = phase.settings.get(name)
-            folder = str(phase.settings.get("output_dir", ""))
-            if folder and isinstance(value, str) and value.startswith(f"{folder}/"):
-                value = "<output-dir>" + value.removeprefix(folder)
-            values.append(value)
-        if any(value != values[0] for value in values):
-            values_of_settings[name] = values
+        values = [list(dict.fromkeys(setting_of(phase, name) for phase in run)) for run in runs]
+        if any(of_run != values[0] for of_run in values):
+            values_of_settings[name] = [
+                of_run[0] if len(of_run) == 1 else ", ".join(map(str, of_run)) for of_run in values
+            ]
     return values_of_settings
+
+
+def setting_of(phase: RunPhase, name: str) -> Any:
+    value = phase.settings.get(name)
+    folder = str(phase.settings.get("output_dir", ""))
+    if folder and isinstance(value, str) and value.startswith(f"{folder}/"):
+        return "<output-dir>" + value.removeprefix(folder)
+    return value

@@ -296,7 +296,7 @@ def test_the_page_tells_runs_apart_that_started_from_other_weights_at_the_same_p
         train(name, "--init-checkpoint", start, "--max-steps", 2, *RESUME)
     phases = [only_phase(tmp_path / name) for name in "ab"]
     assert [len(phase.sessions) for phase in phases] == [2, 2]
-    assert [*differences(phases)] == ["starting_weights"]
+    assert [*differences([[phase] for phase in phases])] == ["starting_weights"]
 
 
 def test_inference_divides_logits_by_the_temperature_that_calibrate_writes(tmp_path):

@@ -201,7 +201,8 @@ def test_a_folder_is_one_run_with_its_phases_in_order(tmp_path, monkeypatch):
     [
         (["a", "b"], ["."], ["a", "b"]),  # subfolders with the same phases
         (["a", "b"], ["b", "a/dllogger_p1.json"], ["b", "a/dllogger_p1.json"]),
-        (["a/results", "b/results"], ["a/results", "b/results"], ["a/results", "b/results"]),
+        (["a/results", "b/results"], ["a/results", "b/results"], ["a", "b"]),
+        (["a/bert/task", "b/bert/task"], ["."], ["a", "b"]),
     ],
 )
 def test_runs_are_named_by_what_tells_them_apart(tmp_path, folders, paths, names):
@@ -210,13 +211,13 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path, folders, paths, names
     assert [run.name for run in read_runs([tmp_path / path for path in paths])] == names
 
 
-def test_the_folder_of_a_fold_is_not_named_twice(tmp_path):
+def test_folds_are_of_one_run(tmp_path):
     for fold in (1, 2):
         folder = tmp_path / f"fold-{fold}"
         folder.mkdir()
         Log(folder / "report.json").start({**SETTINGS, "fold": fold}).train([10])
     page = page_of(tmp_path, tmp_path / "page.html")
-    assert "fold-1" in page and "fold-1, fold 1" not in page
+    assert "fold 1" in page and "fold-1" not in page
 
 
 def page_of(*arguments) -> str:
@@ -325,6 +326,88 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
     # The folders of each run.
     assert "/data/" not in "".join(cells[: cells.index("Settings and versions")])
     assert "Differences in settings" not in Parsed(page_of(a, tmp_path / "one.html")).cells
+
+
+def in_order(cells: list[str], *rows: list[str]) -> None:
+    """Each of `rows` is in the cells, the later ones after the earlier ones."""
+    start = 0
+    for row in rows:
+        places = [place for place in range(len(cells)) if cells[place : place + len(row)] == row]
+        assert places and places[-1] >= start, row
+        start = places[0]
+
+
+def test_the_first_card_says_what_was_trained_on_what(tmp_path):
+    folder = tmp_path / "mini" / "classification"
+    settings = {"output_dir": "out", "task_name": "custom", "task": "classification"}
+    settings |= {"train_file": '["a/reviews.csv", "a/more.csv"]', "eval_file": "b/dev.csv"}
+    settings |= {"training_samples": 1200, "starting_weights": "random"}
+    log = Log(folder / "report.json").start(settings)
+    log.train([1, 2], tokens_per_second=500.0, data_wait=0.01)
+    log.write("PARAMETER", {"eval_samples": 300})
+    counts = {"per_class": {"bad": {"support": 100}, "good": {"support": 200}}}
+    log.write([], {"accuracy": 0.5, "confusion_matrix": [[90, 10], [140, 60]], **counts})
+    page = page_of(tmp_path, tmp_path / "page.html")
+    in_order(
+        Parsed(page).cells,
+        ["Accuracy", "50%"],
+        ["Model", "mini, random weights"],
+        ["File", "reviews.csv, more.csv, dev.csv"],
+        ["Rows", "1,200 to train, 300 scored"],
+        ["Largest class", "good, 66.67%"],
+        ["Times and speed"],
+        ["Tokens per second, median", "500"],
+        ["Data wait, median", "1%"],
+    )
+    folded = re.findall("<details><summary>Speed</summary>(.*?)</details>", page, re.DOTALL)
+    assert len(folded) == 1 and folded[0].count('<svg class="chart"') == 2
+
+
+def test_the_card_of_pre_training_says_what_was_seen_and_what_is_left(tmp_path):
+    settings = SETTINGS | {"input_dir": "/data/wiki/hdf5/seq_128/training", "max_seq_length": 128}
+    settings |= {"bert_model": "bert-base-uncased", "max_steps": 130}
+    log = Log(tmp_path / "bert" / "phase1" / "report.json").start(settings)
+    speed = {"step_samples": 256.0, "step_seconds": 2.0, "tokens_per_second": 5e4}
+    log.train([10, 20, 30], **speed)
+    cells = Parsed(page_of(tmp_path, tmp_path / "page.html")).cells
+    for row in [
+        ["Model", "bert"],
+        ["Global batch", "256 sequences of up to 128 tokens"],
+        ["Tokens seen", "3M"],
+        ["Data", "…/hdf5/seq_128/training"],
+        ["Time left", "0:03:20 for 100 steps"],
+    ]:
+        assert any(cells[i : i + 2] == row for i in range(len(cells))), row
+    log.train([130], **speed)
+    assert "Time left" not in Parsed(page_of(tmp_path, tmp_path / "page.html")).cells
+
+
+def test_seeds_are_one_run_with_its_means_first_and_settings_differ_by_run(tmp_path):
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        folder = tmp_path / name / "mini" / "classification"
+        settings = {"task": "classification", "learning_rate": rate}
+        for seed in (1, 2):
+            output_dir = {"output_dir": str(folder), "init": f"{folder}/x"}
+            log = Log(folder / f"seed-{seed}" / "report.json").start(
+                settings | output_dir | {"seed": seed}
+            )
+            log.train([1]).write([], {"accuracy": 0.1 * seed})
+        log = Log(folder / "report.json", 2e9)
+        log.write("PARAMETER", {"task": "classification, seeds 1 to 2"})
+        log.write([], {"accuracy_mean": 0.15, "accuracy_std": 0.07})
+    page = page_of(tmp_path, tmp_path / "page.html")
+    assert "<h1>Training report: a, b</h1>" in page
+    cells = Parsed(page).cells
+    in_order(
+        cells,
+        ["classification, seeds 1 to 2", "a", "b", "Accuracy mean", "15% ± 7%", "15% ± 7%"],
+        ["Model", "mini", "mini"],
+        ["classification: each run", "a, seed 1", "a, seed 2", "b, seed 1", "b, seed 2"],
+        ["Differences in settings", "classification, seeds 1 to 2", "a", "b"],
+        ["learning_rate", "0.1", "0.2"],
+    )
+    differences = cells[cells.index("Differences in settings") : cells.index("Loss")]
+    assert "seed" not in differences and "init" not in differences
 
 
 def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
