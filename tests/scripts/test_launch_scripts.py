@@ -482,65 +482,6 @@ def test_a_model_folder_brings_its_config_vocabulary_and_name_unless_others_are_
     )
 
 
-def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):
-    for step in ("40", "9"):
-        (checkout.folder / "results" / LARGE / "phase1" / step).mkdir(parents=True)
-    command = "run_pretraining.sh 32 6e-3 fp32 0 .1 50"
-    stopped = start(checkout, command, FAKE_STOPS_EARLY="1")
-    assert "phase1 stopped at step 40 of 50: rerun the same command to resume" in stopped.stdout
-    start(checkout, command)
-    assert_flags(checkout, "phase1=True", "phase1=True", "phase2=True")
-
-
-@pytest.mark.parametrize(
-    ("command", "model", "train_steps"),
-    [
-        ("run_pretraining.sh 32 6e-3 fp32 0 .1 {} '' '' '' '' '' '' '' '' 80", LARGE, 6),
-        ("run_modernbert.sh '' '' fp32 0 '' '' '' {} '' '' '' 80", "modernbert-base", 8),
-    ],
-)
-def test_phase_1_is_not_trained_again_once_phase_2_has_begun(checkout, command, model, train_steps):
-    """However many updates it is to have, and with and without the checkpoints of phase 1."""
-    folder = checkout.folder / "results" / model
-    for name in ("phase1/50", "phase2/40"):
-        (folder / name).mkdir(parents=True)
-    longer = checkout.run(f"bash scripts/{command.format(60)}")
-    assert longer.returncode == 2 and not checkout.calls()
-    assert longer.stderr.startswith(
-        f"error: argument {train_steps} (train_steps) is 60, but phase 2 has begun from step 50 of "
-        "phase 1: give 50 to go on with phase 2"
-    )
-    start(checkout, command.format(50))  # phase 1 finds that it is complete
-    assert_flags(checkout, "phase1=True", "phase2=True")
-    checkout.calls_file.unlink()
-    shutil.rmtree(folder / "phase1")
-    assert "going on with phase2" in start(checkout, command.format(50)).stdout
-    assert_flags(checkout, "phase2=True")
-
-
-@pytest.mark.parametrize("model", ["post-ln", "sentences"])
-def test_too_few_documents_to_hold_one_out_are_said_to_be_that(checkout, model):
-    command = f"bash scripts/continue_pretraining.sh {model} d1 law {empty(7, '0')}"
-    result = checkout.run(command, FAKE_FEW_DOCUMENTS="1")
-    assert result.returncode == 2 and re.fullmatch(
-        r"error: argument 2 \(corpus\): d1 has fewer than four documents, .*: give more texts.*\n",
-        result.stderr,
-    )
-    assert all("prepare.py" in call[0] for call in checkout.calls())
-
-
-def test_the_printed_command_of_another_recipe_is_one_that_the_script_takes(checkout):
-    """All 13 arguments of run_squad.sh in NVIDIA's PyTorch recipe, with its config."""
-    squad = "data/download/squad/v1.1"
-    config = "/workspace/bert/bert_configs/large.json -1.0"
-    theirs = f"init 2.0 4 3e-5 fp16 8 1 {squad} {VOCAB} out 'train eval' {config}"
-    refused = checkout.run(f"bash scripts/run_squad.sh {theirs}")
-    assert refused.returncode == 2 and refused.stderr.startswith("error: argument 5 is 'fp16'")
-    start(checkout, refused.stderr.partition("bash scripts/")[2])
-    expected = f"config_file=bert_configs/{LARGE}.json max_steps=-1 warmup_proportion=0.1"
-    assert_flags(checkout, f"{expected} processes=8 tasks=train+eval vocab={VOCAB}")
-
-
 @pytest.mark.parametrize(
     "command",
     [
