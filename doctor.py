@@ -67,6 +67,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     # Here, so that --help and errors of the command line do not wait for torch.
     from bert_recipe.training import checks
+    from bert_recipe.training.chosen_settings import with_batch
     from bert_recipe.training.memory_estimate import MemorySettings
     from bert_recipe.training.plan import plan_training
     from bert_recipe.training.setup import start_runtime
@@ -80,6 +81,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_device(findings, runtime, processes)
         # Of the first fold, if there are several.
         plan = next(iter(plan_training(one, PROGRAMS[name].make_task(args), runtime).values()))
+        if "global_batch_size" in config.fine_tuning.chosen_by_rule:
+            config = with_batch(config, plan.config.loader.global_batch_size)
         loader = plan.data.task.in_sequences(config.loader, plan.data.dataset)
         memory = MemorySettings(replace(config, loader=loader))
         for check in (checks.check_disk, checks.check_data, checks.check_folder):

@@ -28,7 +28,6 @@ from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
     defaults = {
-        "learning_rate": 5e-5,
         "max_seq_length": SquadOptions.max_seq_length,
         "predict_batch_size": 8,
     }

@@ -6,8 +6,8 @@ it, the trainers of transformers and sentence-transformers as they come, and tf-
         --tables sentiment authors --rows 300 1000 --contestants default trainer tf-idf 16:1e-4:5
 
 A contestant is `default` (no flag but the files), `B:R:E` (this project with batches of B, the peak
-rate R and E epochs), `trainer` (batches of 8, 5e-5, 3 epochs, no warmup) or `tf-idf` (of words, with
-scikit-learn's logistic regression or ridge; for pairs to find, its cosines). A seed draws the
+rate R and E epochs), `trainer` (batches of 8, 5e-5, 3 epochs, no warmup) or `tf-idf` (of words,
+with scikit-learn's logistic regression or ridge; for pairs to find, its cosines). A seed draws the
 training rows, and is that of the run; the rows to score are the same in all runs. Every run goes
 into the result file as it ends; rerun the command to continue. SHARED_DATA has the folders glue,
 squad and books; --entities the files of WNUT 2017.
@@ -85,9 +85,7 @@ def tab_separated(path: Path, columns: dict[str, int | str]) -> list[Row]:
         name: header.index(column) if isinstance(column, str) else column
         for name, column in columns.items()
     }
-    return [
-        {name: line[index] for name, index in indices.items()} for line in lines[has_header:]
-    ]
+    return [{name: line[index] for name, index in indices.items()} for line in lines[has_header:]]
 
 
 def passages(books: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], ...]:
@@ -103,7 +101,9 @@ def passages(books: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], 
     return training, scored
 
 
-def book_table(data: Path, names: Sequence[str], label: Callable[[str], str], **options: Any) -> Table:
+def book_table(
+    data: Path, names: Sequence[str], label: Callable[[str], str], **options: Any
+) -> Table:
     def rows(found: list[tuple[str, str]]) -> list[Row]:
         return [{"text": text, "label": label(name)} for name, text in found]
 
@@ -160,7 +160,9 @@ def make_table(name: str, data: Path, entities: Path | None) -> Table:
         return glue_table(glue / "CoLA", {"text": 3, "label": 1}, "accuracy")
     if name == "paraphrases":
         columns: dict[str, int | str] = {
-            "text": "#1 String", "pair": "#2 String", "label": "Quality"
+            "text": "#1 String",
+            "pair": "#2 String",
+            "label": "Quality",
         }
         return glue_table(glue / "MRPC", columns, "accuracy")
     if name == "similarity":
@@ -256,15 +258,14 @@ def run_project(
         for name in ("hyperparameters",):
             record = read_json(run.parent / "run.json", "the record")
             kept = ("--learning-rate", GLOBAL_BATCH, "--max-steps", "--epochs")
-            result["chosen"] = {
-                key: value for key, value in record[name].items() if key in kept
-            }
+            result["chosen"] = {key: value for key, value in record[name].items() if key in kept}
         result["loss"] = last_loss(run.parent / "report.json")
         predictions = run.parent / "eval_predictions.tsv"
         if table.metric == "accuracy":
             with predictions.open(encoding="utf-8", newline="") as file:
                 pairs = [
-                    (row["label"], row["prediction"]) for row in csv.DictReader(file, delimiter="\t")
+                    (row["label"], row["prediction"])
+                    for row in csv.DictReader(file, delimiter="\t")
                 ]
             result["right"] = "".join("01"[label == other] for label, other in pairs)
         return result
@@ -488,7 +489,9 @@ def run_sentence_transformers(
         )
         trained = trainer.train()
     contexts = sorted({row["pair"] for row in scored})
-    vectors = [encoder.encode(part, normalize_embeddings=True) for part in (texts_of(scored), contexts)]
+    vectors = [
+        encoder.encode(part, normalize_embeddings=True) for part in (texts_of(scored), contexts)
+    ]
     ranks = [
         int((line > line[contexts.index(row["pair"])]).sum())
         for line, row in zip(vectors[0] @ vectors[1].T, scored, strict=True)

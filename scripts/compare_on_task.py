@@ -4,9 +4,9 @@
     python3 scripts/compare_on_task.py --before MODEL_FOLDER --after law/results/MODEL/phase1 \\
         --output-dir law/task --train-file train.csv --text-column review --label-column stars
 
-Other flags are those of run_glue.py. Each model is fine-tuned shortly (1 epoch, batches of 32) and
-long (4 epochs, batches of 16) with the same seeds, and scored on a fifth of the file that is held
-out, or on --eval-file. If interrupted, rerun the same command to resume.
+Other flags are those of run_glue.py. Each model is fine-tuned shortly (1 epoch) and fully (as many
+epochs as run_glue.py chooses by the rows) with the same seeds, and scored on a fifth of the file
+that is held out, or on --eval-file. If interrupted, rerun the same command to resume.
 """
 
 import sys
@@ -23,6 +23,8 @@ import argparse
 from collections.abc import Sequence
 
 import run_glue
+from bert_recipe.checkpoint.identity import read_record
+from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.config import CheckpointMetadata
 from bert_recipe.reporting.comparison import (
     ScoreDifference,
@@ -43,7 +45,7 @@ from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
 
 at_least_two = bounded_int(2, 100)
-LENGTHS = {"short": (1, 32), "long": (4, 16)}  # epochs, sequences per update
+LENGTHS = {"short": ["--epochs", "1"], "full": []}  # flags
 FLAGS = (
     Flag("--before", Path, REQUIRED, "model folder before"),
     Flag("--after", Path, REQUIRED, "model folder, or folder of steps, after"),
@@ -70,6 +72,16 @@ def describe(found: ScoreDifference) -> str:
     )
 
 
+def settings_text(scores_file: Path) -> str:
+    """How the run with these scores was trained."""
+    values = read_record(scores_file.parent).hyperparameters
+    epochs = f"{values['--epochs']:g}"
+    return (
+        f"{epochs} epoch{'s' * (epochs != '1')}, batches of {values[GLOBAL_BATCH]}, rate "
+        f"{values['--learning-rate']:g}"
+    )
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """The arguments of this program, and the flags of run_glue.py that all runs have."""
     parser = ArgumentParser(description=__doc__)
@@ -90,18 +102,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespa
 def main(argv: Sequence[str] | None = None) -> int:
     args, command = parse_arguments(argv)
     lines = []
-    for length, (epochs, batch_size) in LENGTHS.items():
+    for length, flags in LENGTHS.items():
         folders = {name: args.output_dir / length / name for name in ("before", "after")}
         for folder, model in zip(folders.values(), (args.before, args.after), strict=True):
-            words = ["--epochs", str(epochs), "--train-batch-size", str(batch_size)]
-            words += ["--init-checkpoint", str(model), "--output-dir", str(folder)]
+            words = [*flags, "--init-checkpoint", str(model), "--output-dir", str(folder)]
             exit_code = run_glue.main([*command, *words])
             files = list(folder.rglob("seed-*/scores.json"))
             if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
                 return exit_code
-        epochs_text = "1 epoch" if epochs == 1 else f"{epochs} epochs"
-        how = f"{length} fine-tuning ({epochs_text}, batches of {batch_size})"
         found = differences_of(*map(read_model, folders.values()))
+        how = f"{length} fine-tuning ({settings_text(files[0])})"
         lines += [f"{how}: {describe(difference)}" for difference in found]
     lines.append(f"{args.num_seeds} seeds; before: {args.before}; after: {args.after}")
     text = "\n".join(lines)

@@ -7,8 +7,9 @@ development file.
         --train-file train.csv --eval-file dev.csv --text-column review --label-column stars
 
 The rest of the line is a command of run_glue.py, run_ner.py, run_embeddings.py or run_squad.py.
-Each setting has the same seeds. Writes search.md and report.html. If interrupted, rerun the same
-command to resume.
+Each setting has the same seeds. Without --learning-rates, the rate that the program chooses, half
+of it and twice it are tried; without --epochs, its epochs. Writes search.md and report.html. If
+interrupted, rerun the same command to resume.
 """
 
 import sys
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import product
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 
@@ -30,12 +31,15 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 import report
+from bert_recipe.checkpoint.identity import read_record
 from bert_recipe.config import CheckpointMetadata
+from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
     Arguments,
+    Computed,
     Flag,
     positive_float,
     positive_int,
@@ -58,8 +62,20 @@ OWN += (
     "--report-file",
 )
 FLAGS = (
-    Flag("--learning-rates", positive_float, REQUIRED, "rates to try", options={"nargs": "+"}),
-    Flag("--epochs", positive_float, REQUIRED, "numbers of epochs to try", options={"nargs": "+"}),
+    Flag(
+        "--learning-rates",
+        positive_float,
+        Computed(f"{BY_RULE}, half and twice that"),
+        "rates to try",
+        options={"nargs": "+"},
+    ),
+    Flag(
+        "--epochs",
+        positive_float,
+        Computed(BY_RULE),
+        "numbers of epochs to try",
+        options={"nargs": "+"},
+    ),
     Flag("--num-seeds", positive_int, 3, "seeds of each setting, which are compared in pairs"),
     Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs, search.md and report.html"),
@@ -67,12 +83,13 @@ FLAGS = (
 
 
 class Setting(NamedTuple):
-    learning_rate: float
-    epochs: float
+    learning_rate: Any  # a number; before the run, None for that of the program's rule
+    epochs: Any
 
     @property
     def name(self) -> str:
-        return f"rate-{self.learning_rate:.12g}-epochs-{self.epochs:.12g}"
+        rate, epochs = ("by-rule" if value is None else f"{value:.12g}" for value in self)
+        return f"rate-{rate}-epochs-{epochs}"
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
@@ -106,7 +123,8 @@ def words_of(command: Sequence[str], setting: Setting, args: Arguments) -> list[
         "--num-seeds": args.num_seeds,
         "--output-dir": args.output_dir / setting.name,
     }
-    words = [str(word) for pair in values.items() for word in pair]
+    given = {flag: value for flag, value in values.items() if value is not None}
+    words = [str(word) for pair in given.items() for word in pair]
     return [*command, *words, "--resume-from-checkpoint"]
 
 
@@ -119,6 +137,12 @@ def find_scores(folder: Path, args: Arguments) -> list[Path]:
     if len(files) > len(names):
         raise UserError(f"{folder} has the scores of several models: choose another --output-dir")
     return files
+
+
+def recorded_setting(scores_file: Path) -> Setting:
+    """The rate and the epochs of the run with these scores."""
+    values = read_record(scores_file.parent).hyperparameters
+    return Setting(values["--learning-rate"], values["--epochs"])
 
 
 def choose_metric(words: Sequence[str], program: str) -> str:
@@ -185,21 +209,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     parser.check_flags(args)
     check_command(parser, program, command)
-    pairs = product(dict.fromkeys(args.learning_rates), dict.fromkeys(args.epochs))
+    pairs = product(
+        dict.fromkeys(args.learning_rates or [None]), dict.fromkeys(args.epochs or [None])
+    )
     settings = [Setting(*pair) for pair in pairs]
     scores: dict[Setting, list[float]] = {}
+    folders: list[str] = []
     metric = choose_metric(words_of(command, settings[0], args), program)
-    for number, setting in enumerate(settings, 1):
-        print_line(f"setting {number} of {len(settings)}: {setting.name}")
+    for number, setting in enumerate(settings, 1):  # which grow when the rule's rate is known
+        print_line(f"setting {number}: {setting.name}")
         folder = args.output_dir / setting.name
         exit_code = parts_of(program).main(words_of(command, setting, args))
         files = find_scores(folder, args)
         if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
             return exit_code
-        scores[setting] = read_scores(folder, files, metric)
+        recorded = recorded_setting(files[0])
+        scores[recorded] = read_scores(folder, files, metric)
+        folders.append(str(folder))
+        if setting.learning_rate is None:
+            around = (recorded.learning_rate / 2, recorded.learning_rate * 2)
+            settings += [Setting(rate, setting.epochs) for rate in around]
+    scores = dict(sorted(scores.items()))
     text = table(metric, scores)
     write_atomically(args.output_dir / "search.md", text)
-    folders = [str(args.output_dir / setting.name) for setting in scores]
     report.main([*folders, "--output", str(args.output_dir / "report.html")])
     print_line(f"{text}\nwritten to {args.output_dir / 'search.md'}")
     return 0

@@ -35,6 +35,7 @@ WAYS_OUT = f"{ANOTHER}, or add --overwrite to remove what is there"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
 READING = "reading of the development data"
+LENGTH = ("--max-steps", "--epochs")  # of a run, which may change
 
 
 def identity_of(
@@ -131,7 +132,7 @@ def first_setting(then: JsonObject, now: JsonObject) -> str | None:
     """
     for name, value in now.items():
         stored = then.get(name, value)  # the flag may be newer than the record
-        if name != "--max-steps" and stored != value:
+        if name not in LENGTH and stored != value:
             return _difference(name, stored, value)
     return None
 

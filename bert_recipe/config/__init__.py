@@ -151,6 +151,10 @@ class RunConfig:
         own = self.with_argument("seed", seed)
         return own.with_values(metadata={"seed": seed}, prediction={"seed": seed})
 
+    def with_record(self, values: dict[str, Any]) -> Self:
+        """A copy that records other values of hyperparameters."""
+        return replace(self, hyperparameters=self.hyperparameters | values)
+
     def with_argument(self, name: str, value: Any) -> Self:
         """A copy that logs another value of an argument."""
         return self.with_values(metadata={"arguments": self.metadata.arguments | {name: value}})

@@ -16,11 +16,13 @@ from bert_recipe.config import (
     RunConfig,
     ScheduleConfig,
 )
+from bert_recipe.config.fine_tuning_defaults import BY_RULE, LARGEST_BATCH, WARMUP_PROPORTION
 from bert_recipe.config.foreign_flags import foreign_flags
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
     Arguments,
+    Computed,
     Flag,
     flags_of,
     from_flags,
@@ -111,7 +113,15 @@ def parse_fine_tuning(
     unused: names of arguments of other tasks that this one has no use for.
     defaults: by the name of the argument, where they differ from those of other tasks.
     """
-    shared = {"optimizer": "AdamW", "warmup_proportion": 0.1, "epochs": 3, "max_steps": -1}
+    by_rule = Computed(BY_RULE)
+    shared = {
+        "optimizer": "AdamW",
+        "warmup_proportion": WARMUP_PROPORTION,
+        "max_steps": -1,
+        "learning_rate": by_rule,
+        "batch_size": by_rule,
+        "epochs": by_rule,
+    }
     run_groups = run_flags(FINE_TUNING, unused)
     task_flags = run_groups.pop("task")
     for title, flags in {"task": task_flags, **groups, **run_groups}.items():
@@ -163,7 +173,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         from bert_recipe.config.deepspeed_config import engine_of_file
 
         resolved["engine"], engine_notes = engine_of_file(args, resolved)
-    return from_flags(
+    config = from_flags(
         RunConfig,
         args,
         **resolved,
@@ -172,6 +182,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         messages=(*engine_notes, *settings_text(args), *notes),
         hyperparameters=args.tagged("result"),
     )
+    return config.with_values(loader={"batch_size": resolved["micro_batch_size"]})
 
 
 def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:
@@ -179,7 +190,9 @@ def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:
     is_dynamic = args.use_dynamic_loss_scaling or args.fp16
     starts_high = is_dynamic and not args.given("scale_loss")
     return {
+        "micro_batch_size": micro_batch_size(args, world_size),
         "global_batch_size": global_batch_size(args, world_size),
+        "chosen_by_rule": chosen_by_rule(args),
         "total_steps": args.max_steps,
         "gamma": args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
         "shard_degree": shard_degree(args, world_size),
@@ -205,11 +218,38 @@ def startup_notes(args: Arguments) -> list[str]:
     return []
 
 
+def chosen_by_rule(args: Arguments) -> frozenset[str]:
+    """Names of arguments without a value, which the rule of fine_tuning_defaults.py chooses, or on
+    resume the run's record.
+    """
+    values = ("learning_rate", "warmup_proportion", "epochs", "max_steps")
+    names = {name for name in values if name in args and not args.given(name)}
+    if args.batch_size is None and args.global_batch_size is None:
+        names.add("global_batch_size")
+    return frozenset(names)
+
+
+def micro_batch_size(args: Arguments, world_size: int) -> int:
+    """Sequences per GPU and micro-batch; the most of the rule, until it has seen the rows."""
+    if args.batch_size is not None:
+        return args.batch_size
+    if args.global_batch_size is not None:
+        return LARGEST_BATCH
+    return divided_batch(LARGEST_BATCH, args.gradient_merge_steps, world_size)
+
+
+def divided_batch(global_batch: int, gradient_merge_steps: int, world_size: int) -> int:
+    """The micro-batch of a global batch."""
+    return -(-global_batch // (gradient_merge_steps * world_size))
+
+
 def global_batch_size(args: Arguments, world_size: int) -> int:
-    """Sequences per optimizer step over all ranks."""
-    global_batch = (
-        args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
-    )
+    """Sequences per optimizer step over all ranks; the most of the rule, until it has seen the
+    rows.
+    """
+    global_batch = args.global_batch_size or max(LARGEST_BATCH, world_size)
+    if args.global_batch_size is None and args.batch_size is not None:
+        global_batch = args.batch_size * args.gradient_merge_steps * world_size
     if args.get("initial_global_batch_size", 0) > global_batch:
         raise UserError(
             f"--initial-global-batch-size {args.initial_global_batch_size} is above the "

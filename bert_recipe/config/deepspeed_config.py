@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_recipe.config.fine_tuning_defaults import LARGEST_BATCH
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_name
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
@@ -414,7 +415,7 @@ def batch_flags(values: JsonObject, args: Arguments, world_size: int) -> Iterato
     if args.global_batch_size is None:
         yield BATCH_KEYS[2], "--gradient-merge-steps", steps
         return
-    asked = (micro or args.batch_size) * steps * world_size
+    asked = (micro or args.batch_size or LARGEST_BATCH) * steps * world_size
     if args.global_batch_size != asked:
         raise ValueError(
             f"the file asks for {asked} sequences per update, and --global-batch-size is "
@@ -511,11 +512,11 @@ def check_engine(values: JsonObject, args: Arguments) -> None:
 def engine_config(values: JsonObject, args: Arguments, resolved: JsonObject) -> JsonObject:
     """The configuration of DeepSpeed's engine; see `engine_of_file`."""
     zero = zero_config(values)
-    per_micro_batch = args.batch_size * resolved["world_size"]
+    per_micro_batch = resolved["micro_batch_size"] * resolved["world_size"]
     # With stage 0, this project manages weights and gradients.
     dtype = resolved["amp_dtype"] if args.use_pure_fp16 and zero["stage"] else None
     return {
-        "train_micro_batch_size_per_gpu": args.batch_size,
+        "train_micro_batch_size_per_gpu": resolved["micro_batch_size"],
         "gradient_accumulation_steps": -(-resolved["global_batch_size"] // per_micro_batch),
         "gradient_clipping": args.max_grad_norm if zero["stage"] else 0.0,
         "zero_optimization": zero,

@@ -100,10 +100,12 @@ class PretrainingConfig:
 @dataclass(frozen=True)
 class FineTuningConfig:
     """What a fine-tuning program does, besides pre-training, which only trains. The task has the
-    files. gives_length: whether --max-seq-length is given.
+    files. gives_length: whether --max-seq-length is given. chosen_by_rule: names of arguments that
+    no flag gives, see arguments.chosen_by_rule.
     """
 
     gives_length: bool = False
+    chosen_by_rule: frozenset[str] = frozenset()
     do_train: bool = option("--do-train", bool, False, "fine-tune on the training file")
     do_eval: bool = option(
         "--do-eval", bool, False, "predict the development file and score the predictions"

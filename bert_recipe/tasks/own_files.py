@@ -18,7 +18,7 @@ from bert_recipe.utils.command_line import (
 )
 
 MAX_SEQ_LENGTH = 128  # by default
-DEFAULTS = {"learning_rate": 2.4e-5, "max_seq_length": MAX_SEQ_LENGTH}
+DEFAULTS = {"max_seq_length": MAX_SEQ_LENGTH}
 PUBLISHED_TASK = ("--data-dir",)  # has files to score and to predict
 SPLIT = ("--do-train", "--do-eval")
 

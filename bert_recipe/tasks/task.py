@@ -64,6 +64,7 @@ class Task(Protocol):
     compiling_pays_from: number of updates from which a run on a GPU is compiled by default.
     has_trained_head: whether starting weights have the head, so that the loss starts below
     `initial_loss`.
+    defaults_kind: of the rule in config/fine_tuning_defaults.py; None: it is not for this task.
     """
 
     lower_is_better: bool = False
@@ -72,6 +73,7 @@ class Task(Protocol):
     split: Split | None = None
     compiling_pays_from: int = 1
     has_trained_head: bool = False
+    defaults_kind: str | None = None
 
     # What a task may compute is a property here; a task may also have it as a field.
 
@@ -248,6 +250,14 @@ class TaskData:
     def scored_sets(self) -> list[PredictionSet]:
         return [prediction_set for prediction_set in self.sets if prediction_set.is_scored]
 
+    @property
+    def num_rows(self) -> int:
+        """Number of examples of the whole training file, also those that are held out."""
+        held_out = 0
+        if self.task.split is not None:
+            held_out = sum(scored.dataset.num_examples for scored in self.scored_sets)
+        return (self.num_examples or len(self.dataset)) + held_out
+
 
 class FineTuningTask(Task, Protocol):
     """A task on texts with files to train on, to score and to predict. The loss is a mean over
@@ -260,6 +270,7 @@ class FineTuningTask(Task, Protocol):
     train_file: Path | None
     eval_file: Path | None = None
     logits_axis: str
+    defaults_kind: str | None = "texts"
     metric_for_best_model: str | None
     compiling_pays_from: int = 6000
     without_weights: str | None = "fine-tuning starts from random weights: give --init-checkpoint"
@@ -329,7 +340,9 @@ class FineTuningTask(Task, Protocol):
         self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
     ) -> TaskData:
         self.check_metric()
-        self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
+        gives_batch = "global_batch_size" not in config.fine_tuning.chosen_by_rule
+        if gives_batch:
+            self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
         self.check_length(choice.config)
         task = self if folder is None else self.for_start(folder.path)
         task, dataset = task.training_set(choice.tokenizer)
@@ -350,7 +363,8 @@ class FineTuningTask(Task, Protocol):
         warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
         if runtime.distributed.is_main:
             warn_of_known_texts(dataset, data.scored_sets)
-            warn_of_repeats(len(dataset), config.loader.global_batch_size)
+            if gives_batch:
+                warn_of_repeats(len(dataset), config.loader.global_batch_size)
         return data
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:

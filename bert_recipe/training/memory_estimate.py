@@ -351,5 +351,10 @@ def print_estimate(config: RunConfig, task: Task, architecture: ModelConfig) -> 
         "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on "
         "a GPU.",
     ]
+    if "global_batch_size" in config.fine_tuning.chosen_by_rule:
+        lines.append(
+            f"A batch of {config.loader.global_batch_size} is the largest that the rows choose; "
+            "--train-batch-size gives another."
+        )
     if reports_errors():
         print_line("\n".join(lines))

@@ -23,6 +23,7 @@ from bert_recipe.optimization.lr_scheduler import exact_product
 from bert_recipe.parallel.compilation import choose_what_to_compile
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData
+from bert_recipe.training.chosen_settings import choose_settings
 from bert_recipe.training.evaluation import Evaluator
 from bert_recipe.training.setup import SCORES_FILE, build_trainer, strategy_for
 from bert_recipe.training.trainer import Trainer
@@ -112,11 +113,15 @@ def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, 
     folder = next(iter(starts.values())).folder
     choice = choose_model(config.model, folder)
     plans = {}
-    opened = None
+    opened = settings = None
     for name, (own_config, own_task) in runs.items():
         if own_task is not opened:
             data = own_task.open(choice, folder, config, runtime)
             opened = own_task
+        if data.task.defaults_kind is not None and settings is None:
+            settings = choose_settings(config, data, starts, runtime)
+        if settings is not None:
+            own_config = settings.applied_to(own_config)
         plans[name] = plan_run(own_config, starts[name], data, name, runtime)
     return plans
 

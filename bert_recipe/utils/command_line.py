@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
@@ -121,6 +121,15 @@ class BooleanFlag(argparse.Action):
 
 
 REQUIRED = object()  # the default of a required flag
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The default of a flag whose argument is None unless it is given. rule: how the program
+    computes the value then, for --help.
+    """
+
+    rule: str
 
 
 class Flag:
@@ -264,6 +273,10 @@ class ArgumentParser(argparse.ArgumentParser):
         for flag in flags:
             default = defaults.get(flag.name, flag.default)
             options = dict(flag.options)
+            help_text = flag.help
+            if isinstance(default, Computed):
+                help_text = f"{flag.help} (default: {default.rule})"
+                default = None
             if default is REQUIRED:
                 default, options["required"] = None, True
             if flag.kind is bool:
@@ -272,7 +285,7 @@ class ArgumentParser(argparse.ArgumentParser):
                 options["choices"] = flag.kind
             else:
                 options["type"] = flag.kind
-            group.add_argument(*flag.names, default=default, help=flag.help, **options)
+            group.add_argument(*flag.names, default=default, help=help_text, **options)
             self.flags[flag.name] = flag
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Arguments:

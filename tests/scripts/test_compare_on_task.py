@@ -27,7 +27,7 @@ def test_a_model_that_became_worse_is_said_to_be_worse(interval, words):
     assert words in text
 
 
-def test_both_models_are_fine_tuned_shortly_and_long_on_the_same_texts(inputs, tmp_path):
+def test_both_models_are_fine_tuned_shortly_and_fully_on_the_same_texts(inputs, tmp_path):
     train(inputs.command(tmp_path / "before", "--max-steps", 1))
     train(inputs.command(tmp_path / "after", "--max-steps", 2))
     rows = [row for row in sentences(40, 0) if row[0] != "text"]
@@ -41,8 +41,8 @@ def test_both_models_are_fine_tuned_shortly_and_long_on_the_same_texts(inputs, t
     text = (tmp_path / "task" / "comparison.txt").read_text()
     assert text in result.stdout
     lines = text.splitlines()
-    assert lines[0].startswith("short fine-tuning (1 epoch, batches of 32): accuracy ")
+    assert lines[0].startswith("short fine-tuning (1 epoch, batches of 16, rate ")
     assert any(line.startswith("short") and "f1 macro" in line for line in lines)
-    assert lines[2].startswith("long fine-tuning (4 epochs, batches of 16): accuracy ")
+    assert lines[2].startswith("full fine-tuning (20 epochs, batches of 16, rate ")
     shutil.rmtree(tmp_path / "after")
     assert_refused(run_here([*words, "--epochs", 2], compare_on_task.main), "leave --epochs out")

@@ -5,7 +5,7 @@ import statistics
 
 import glue_runs
 import pytest
-from conftest import assert_refused
+from conftest import assert_refused, read_json
 from small_runs import run_here
 
 from scripts import search_rates
@@ -51,6 +51,16 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
     assert "Its rate is the highest of the search: add one beyond it." in written
     page = (tmp_path / "report.html").read_text()
     assert all(f"rate-{rate}-epochs-{epochs}" in page for rate, epochs in scores)
+
+
+def test_without_rates_the_one_of_the_rule_is_in_the_middle(command, tmp_path):
+    words = ["--num-seeds", "1", "--output-dir", str(tmp_path), *command]
+    assert search_rates.main(words) == 0
+    written = (tmp_path / "search.md").read_text()
+    rates = [float(rate) for rate in re.findall(r"^\| (\d[\d.e-]*) ", written, re.M)]
+    assert len(rates) == 3 and rates == pytest.approx([rates[1] / 2, rates[1], 2 * rates[1]])
+    record = read_json(next(tmp_path.glob("rate-by-rule-epochs-by-rule/*/*/run.json")))
+    assert record["hyperparameters"]["--learning-rate"] == rates[1]
 
 
 @pytest.mark.parametrize(

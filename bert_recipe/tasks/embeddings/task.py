@@ -83,6 +83,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     name = "embedding"
     head = "sentence_embedding"
     logits_axis = "sequence"
+    defaults_kind = "embeddings"
     result_files = (SCORED_PAIRS, SCORED_QUERIES)
 
     @property

@@ -78,6 +78,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
+    defaults_kind = "words"
     result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE, SCORED_TEXTS)
 
     @property

@@ -59,6 +59,7 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
     name = "squad"
     head = "question_answering"
     logits_axis = "token"
+    defaults_kind = "questions"
     result_files = (*PREDICTION_FILES, SCORED_FILE)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:

@@ -1,0 +1,73 @@
+"""The learning rate, the batch and the epochs of fine-tuning that no flag gives: one rule, by the
+model and the rows.
+"""
+
+import math
+from dataclasses import dataclass
+
+BY_RULE = "by the model and the rows"  # what --help shows as the default
+WARMUP_PROPORTION = 0.1
+REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large on GLUE
+WIDTH_POWER = 1.5
+LAMB_RATE = 2e-3
+RANDOM_WEIGHTS_FACTOR = 2.0
+FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
+MANY_ROWS = 5000
+MIN_UPDATES = 250
+EPOCHS, MAX_EPOCHS = 3, 20
+SQUAD_RATE = 5e-5  # NVIDIA's recipe, for many questions
+
+
+@dataclass(frozen=True)
+class FineTuningDefaults:
+    """batch_size: sequences per update over all processes."""
+
+    learning_rate: float
+    batch_size: int
+    epochs: float
+    warmup_proportion: float = WARMUP_PROPORTION
+
+
+def fine_tuning_defaults(
+    kind: str | None, width: int, optimizer: str, num_rows: int, from_random_weights: bool = False
+) -> FineTuningDefaults:
+    """The values for a run.
+
+    Rate: 2.4e-5 * (1024 / width)^1.5 for AdamW, Muon and NorMuon, whose updates have one size, and
+    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights. Rates
+    for one quality of training fall at least as 1 / width (Yang et al., 2022, "Tensor Programs V");
+    wider encoders are also deeper, and their published rates fall faster: 2.4e-5 for BERT-large
+    (NVIDIA), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019), 5e-5 to 3e-4 for narrower ones (Turc
+    et al., 2019).
+
+    Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning
+    BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
+    on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
+    Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
+    as many epochs as make 250 updates, at least 3 and at most 20. From 5,000 rows on batches of 32
+    and 3 epochs.
+
+    SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
+
+    kind: of the task, see Task.defaults_kind.
+    width: hidden_size of the encoder.
+    optimizer: its name.
+    num_rows: rows, tagged sentences, pairs or questions of the whole training file.
+    from_random_weights: whether nothing is pre-trained.
+    """
+    has_many_rows = num_rows >= MANY_ROWS
+    batch_size = LARGEST_BATCH if has_many_rows else min(FEW_ROWS_BATCH, num_rows)
+    epochs = math.ceil(MIN_UPDATES * batch_size / num_rows)
+    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
+    if kind == "questions" and has_many_rows:
+        return FineTuningDefaults(SQUAD_RATE, batch_size, epochs)
+    rate = LAMB_RATE
+    if "lamb" not in optimizer.lower():
+        rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
+    if from_random_weights:
+        rate *= RANDOM_WEIGHTS_FACTOR
+    return FineTuningDefaults(two_digits(rate), batch_size, epochs)
+
+
+def two_digits(number: float) -> float:
+    return float(f"{number:.1e}")
