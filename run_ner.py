@@ -51,7 +51,7 @@ def make_task(args: Arguments) -> FineTuningTask:
         args.eval_file,
         args.predict_file,
         reading=from_flags(ReadingOptions, args),
-        columns=SentenceColumns(args.text_column, args.label_column),
+        columns=SentenceColumns(args.text_column, args.label_column, args.group_column),
         **learning_options(args),
     )
 

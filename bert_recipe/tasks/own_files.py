@@ -74,6 +74,17 @@ class SplitOptions:
         (*PUBLISHED_TASK, "--eval-file", "--num-seeds", "--benchmark"),
         result=True,
     )
+    group_column: str | None = option(
+        "--group-column",
+        str,
+        None,
+        "column of the group of a row, such as its document, patient or author: rows of one group "
+        "are held out together, so that a model is scored on groups that it has not seen; in files "
+        "of columns without names its number",
+        ("--eval-fraction or --num-folds",),
+        PUBLISHED_TASK,
+        result=True,
+    )
 
 
 def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
@@ -111,5 +122,7 @@ def learning_options(args: Arguments) -> dict[str, Any]:
 
     options = vars(from_flags(LearningOptions, args))
     if args.eval_fraction or args.num_folds:
-        options["split"] = Split(args.eval_fraction, args.num_folds, args.seed)
+        options["split"] = Split(
+            args.eval_fraction, args.num_folds, args.seed, group_column=args.group_column
+        )
     return options

@@ -1,11 +1,18 @@
 """Samples for development taken from the training file: a share of it, or folds in turn."""
 
+import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.json_files import JsonObject
+from bert_recipe.utils.progress import print_once
+
+MAX_CLASSES = 50  # whose shares are met in groups; the rest counts as the last one
 
 
 @dataclass(frozen=True)
@@ -14,23 +21,49 @@ class Split:
     num_folds: instead of it, as many parts, each of which is held out once; `fold`, from 0, is that
         of this run.
     seed: of the drawing.
+    group_column: samples with the same value in it, such as the sentences of a document, stay
+        together, instead of those with equal texts.
     """
 
     fraction: float | None
     num_folds: int | None
     seed: int
     fold: int = 0
+    group_column: str | None = None
 
-    def held_out(self, keys: Sequence[Hashable], classes: Sequence[Hashable]) -> np.ndarray:
+    def settings(self) -> JsonObject:
+        """The fields as they are stored, also by versions without groups."""
+        settings = asdict(self)
+        if self.group_column is None:
+            del settings["group_column"]
+        return settings
+
+    @property
+    def shares(self) -> list[float]:
+        """Of the parts, of which that number `fold` is held out."""
+        if self.fraction is not None:
+            return [self.fraction, 1 - self.fraction]
+        num_folds = self.num_folds or 1
+        return [1 / num_folds] * num_folds
+
+    def held_out(
+        self,
+        keys: Sequence[Hashable],
+        classes: Sequence[Hashable],
+        groups: Sequence[str] = (),
+    ) -> np.ndarray:
         """Whether each sample is held out, [number of samples] booleans. Stratified: each class has
         its share, up to one sample.
 
         keys: samples with equal keys, such as equal texts, stay together.
         classes: the class of each sample. One with a single key is in the folds, but not in a
             fraction, which would leave nothing to learn.
+        groups: of each sample, if there is a `group_column`.
 
         Raises UserError if no sample is held out.
         """
+        if self.group_column is not None:
+            return self.held_out_groups(groups, classes)
         class_of_key: dict[Hashable, Hashable] = {}
         for key, sample_class in zip(keys, classes, strict=True):
             class_of_key.setdefault(key, sample_class)
@@ -56,3 +89,69 @@ class Split:
             flag = "--num-folds" if self.fraction is None else "--eval-fraction"
             raise UserError(f"{flag} holds out none of {len(keys)} samples: give more samples")
         return np.array([key in chosen for key in keys])
+
+    def held_out_groups(self, groups: Sequence[str], classes: Sequence[Hashable]) -> np.ndarray:
+        """`held_out` of whole groups, where shares and classes are met as far as groups allow."""
+        names, group_of_sample = np.unique(np.array(groups), return_inverse=True)
+        flag = f"--group-column {self.group_column}"
+        if len(names) == 1:
+            raise UserError(
+                f"{flag}: all {len(groups)} samples are of the group {groups[0]!r}: give a column "
+                "with several"
+            )
+        if self.num_folds is not None and len(names) < self.num_folds:
+            raise UserError(
+                f"{flag}: {len(names)} groups are fewer than --num-folds {self.num_folds}: give "
+                f"--num-folds {len(names)} or less"
+            )
+        frequent = [name for name, _ in Counter(classes).most_common(MAX_CLASSES)]
+        class_ids = {name: number for number, name in enumerate(frequent)}
+        class_of_sample = np.array([class_ids.get(name, len(frequent) - 1) for name in classes])
+        counts_GC = np.zeros((len(names), len(frequent)))
+        np.add.at(counts_GC, (group_of_sample, class_of_sample), 1)
+        part_of_group = divide_groups(counts_GC, self.shares, np.random.default_rng(self.seed))
+        held_out = part_of_group[group_of_sample] == self.fold
+        print_once(
+            f"note: {flag}: {held_out.sum()} of {len(groups)} samples are held out, "
+            f"{(part_of_group == self.fold).sum()} of {len(names)} groups"
+        )
+        return held_out
+
+
+def divide_groups(
+    counts_GC: np.ndarray, shares: Sequence[float], generator: np.random.Generator
+) -> np.ndarray:
+    """The part of each group [G]. Large groups are placed first, each where the counts come closest
+    to the parts' shares of each class and of all samples. No part is empty if there are as many
+    groups.
+
+    counts_GC: samples of each group and class.
+    """
+    sizes_G = counts_GC.sum(axis=1)
+    counts_GC = np.column_stack([counts_GC, sizes_G])  # all samples as a further class
+    order = generator.permutation(len(sizes_G))
+    # Of about the same size, by a factor of two, in random order.
+    order = order[np.argsort(-np.floor(np.log2(sizes_G[order])), kind="stable")]
+    targets_PC = np.outer(shares, counts_GC.sum(axis=0))
+    placed_PC = np.zeros_like(targets_PC)
+    part_of_group = np.zeros(len(sizes_G), np.int64)
+    for group in order:
+        # How much the squared differences to the targets grow, relative to the targets.
+        growth_PC = counts_GC[group] * (counts_GC[group] + 2 * (placed_PC - targets_PC))
+        part = int((growth_PC / targets_PC).sum(axis=1).argmin())
+        placed_PC[part] += counts_GC[group]
+        part_of_group[group] = part
+    if not (part_of_group == 0).any():  # of a small share
+        part_of_group[sizes_G.argmin()] = 0
+    return part_of_group
+
+
+def read_group(value: Any, column: str) -> str:
+    """The group of a row. Raises ValueError if it has none."""
+    text = "" if value is None else str(value).strip()
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if text == "" or is_nan or isinstance(value, list | dict):
+        raise ValueError(
+            f"{column!r} is {value!r}, expected the name of the row's group, such as its document"
+        )
+    return text

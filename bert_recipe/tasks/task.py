@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from bert_recipe.config import DevelopmentData
@@ -415,7 +415,7 @@ class FineTuningTask(Task, Protocol):
             file_digest(part) for path in self.development_files for part in table_parts(path)
         ]
         if self.split is not None:
-            parts.append(asdict(self.split))
+            parts.append(self.split.settings())
         return json_digest(parts)[:16]
 
     @classmethod

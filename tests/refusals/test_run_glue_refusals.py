@@ -51,6 +51,10 @@ COMMAND_LINES = [
     (f"{SST_2} --do-train --predict-batch-size 8", "--predict-batch-size"),
     (f"{OWN} --label-column text", "column 'text' is given twice: give each column once"),
     (f"{OWN} --label-column b c", "columns of 0 and 1, one per label: add --task-name multi"),
+    (
+        f"{OWN} --do-train --do-eval --eval-file e --group-column d",
+        "--group-column has no effect without --eval-fraction or --num-folds",
+    ),
     (f"{OWN} --do-eval", "or --eval-fraction 0.1 to hold out a part of the training file"),
     (f"{OWN} --label-separator ;", "has no effect without --task-name multi-label"),
     (f"{OWN} --delimiter ;;", "--delimiter: expected one character, or tab, not ';;'"),

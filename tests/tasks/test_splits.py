@@ -4,8 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
+from bert_recipe.tasks.classification.files import read_examples
+from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.ner.columns import SentenceColumns
+from bert_recipe.tasks.ner.files import read_sentences
+from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.utils.errors import UserError
 
@@ -41,3 +46,106 @@ def test_equal_texts_are_on_one_side():
     assert (held_out[::2] == held_out[1::2]).all() and held_out.sum() == 10
     with pytest.raises(UserError, match="--eval-fraction holds out none of 2 samples"):
         Split(0.25, None, 3).held_out(["a", "b"], ["x", "y"])
+
+
+def drawn_groups(seed: int, number: int, largest: int) -> tuple[list[str], list[str]]:
+    """Groups of unequal sizes, each with a leaning of its own to classes."""
+    rng = np.random.default_rng(seed)
+    groups, classes = [], []
+    for group in range(number):
+        size = rng.integers(1, largest, endpoint=True)
+        groups += [f"document {group}"] * size
+        classes += rng.choice(["a", "b", "c"], size, p=rng.dirichlet([3, 2, 1])).tolist()
+    order = rng.permutation(len(groups))
+    return [groups[row] for row in order], [classes[row] for row in order]
+
+
+def unevenness(folds: list[np.ndarray], classes: list[str]) -> float:
+    """The mean deviation of a class's share of a fold, relative to an even one."""
+    values = np.array(classes)
+    shares = [
+        [(values[fold] == name).sum() / (values == name).sum() for fold in folds]
+        for name in sorted(set(classes))
+    ]
+    return float(np.std(shares, axis=1).mean() * len(folds))
+
+
+@pytest.mark.parametrize(("number", "largest"), [(5, 1), (5, 30), (12, 40), (60, 20), (200, 9)])
+def test_groups_are_on_one_side_and_folds_as_even_as_scikit_learns(number, largest):
+    ours, theirs = [], []
+    for seed in range(8):
+        groups, classes = drawn_groups(seed, number, largest)
+        folds = [
+            Split(None, 5, seed, fold, "document").held_out([], classes, groups)
+            for fold in range(5)
+        ]
+        assert (np.sum(folds, axis=0) == 1).all() and all(fold.any() for fold in folds)
+        for fold in folds:
+            held_out, trained = (set(np.array(groups)[side]) for side in (fold, ~fold))
+            assert not held_out & trained
+        ours.append(unevenness(folds, classes))
+        if number > 5:
+            ids = np.unique(classes, return_inverse=True)[1]
+            parts = [part for _, part in StratifiedGroupKFold(5).split(groups, ids, groups)]
+            held_out = [np.isin(np.arange(len(groups)), part) for part in parts]
+            theirs.append(unevenness(held_out, classes))
+    assert not theirs or np.mean(ours) <= 1.1 * np.mean(theirs)
+
+
+def test_a_share_of_groups_is_about_that_share_of_the_samples_and_the_seed_draws_it():
+    groups, classes = drawn_groups(0, 80, 12)
+    chosen = []
+    for seed in range(5):
+        split = Split(0.2, None, seed, group_column="document")
+        held_out = split.held_out([], classes, groups)
+        assert held_out.mean() == pytest.approx(0.2, abs=0.03)
+        for name in "abc":
+            is_class = np.array(classes) == name
+            assert held_out[is_class].mean() == pytest.approx(0.2, abs=0.06)
+        assert not set(np.array(groups)[held_out]) & set(np.array(groups)[~held_out])
+        assert (held_out == split.held_out([], classes, groups)).all()
+        chosen.append(tuple(held_out))
+    assert len(set(chosen)) == 5
+    few = ["x"] * 9 + ["y"] * 4
+    small = Split(0.01, None, 0, group_column="document").held_out([], ["a"] * 13, few)
+    assert small.tolist() == [False] * 9 + [True] * 4  # at least one group, and not all
+
+
+@pytest.mark.parametrize(
+    ("split", "groups", "message"),
+    [
+        (Split(0.5, None, 0, group_column="d"), ["x"] * 6, "all 6 samples are of the group 'x'"),
+        (Split(None, 2, 0, group_column="d"), ["x"] * 6, "all 6 samples are of the group 'x'"),
+        (Split(None, 4, 0, 3, "d"), ["x", "y", "z"] * 2, "3 groups are fewer than --num-folds 4"),
+        (Split(None, 4, 0, 0, "d"), ["x", "y", "z"] * 2, "give --num-folds 3 or less"),
+    ],
+)
+def test_too_few_groups_are_refused(split, groups, message):
+    with pytest.raises(UserError, match=f"--group-column d: .*{message}"):
+        split.held_out([], ["a"] * 6, groups)
+
+
+def test_rows_without_a_group_are_bad_rows(tmp_path):
+    skipping = ReadingOptions(skip_bad=True, output_dir=tmp_path)
+    table = tmp_path / "a.csv"
+    table.write_text("doc,text,label\n7,a,x\n,b,x\n 7 ,c,y\n")
+    spec = custom_spec("text", None, "label")
+    with pytest.raises(UserError, match=r"a.csv:3: 'doc' is '', expected the name of the row's gr"):
+        read_examples(table, spec, True, group_column="doc")
+    with pytest.raises(UserError, match="no column 'document'; it has 'doc'"):
+        read_examples(table, spec, True, group_column="document")
+    examples = read_examples(table, spec, True, reading=skipping, group_column="doc")
+    assert examples.groups == ["7", "7"] and examples.texts == ["a", "c"]
+    rows = tmp_path / "a.jsonl"
+    rows.write_text(
+        '{"doc": 1, "tokens": ["A"], "tags": ["B-X"]}\n{"doc": null, "tokens": ["B"], '
+        '"tags": ["B-X"]}\n{"doc": "1", "text": "C", "spans": []}\n'
+    )
+    sentences = read_sentences(rows, True, skipping, SentenceColumns(group="doc"))
+    assert [sentence.group for sentence in sentences] == ["1", "1"]
+    words = tmp_path / "a.conll"
+    words.write_text("A d1 B-X\nb d1 O\n\nC d1 O\nd d2 O\n\nE _ B-X\n\nF d2 B-X\n")
+    sentences = read_sentences(words, True, skipping, SentenceColumns(group="2"))
+    assert [sentence.group for sentence in sentences] == ["d1", "d2"]
+    log = (tmp_path / "skipped_a.conll.log").read_text()
+    assert "column 2 has d1, d2 in a sentence" in log and "column 2' is ''" in log

@@ -16,6 +16,7 @@ import numpy as np
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.splits import read_group
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import (
@@ -40,6 +41,7 @@ class Examples:
     label_sets: the label of each row, or with `spec.multi_label` all of them; empty for files to
         predict.
     lines: line numbers, with the name of the file if there are several.
+    groups: of each row, if they were asked for.
     """
 
     path: Path
@@ -48,6 +50,7 @@ class Examples:
     label_sets: list[tuple[str, ...]]
     indices: list[str]
     lines: list[int | str]
+    groups: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -70,6 +73,7 @@ class Examples:
             kept(self.label_sets),
             kept(self.indices),
             kept(self.lines),
+            kept(self.groups),
         )
 
 
@@ -81,6 +85,7 @@ class Example(NamedTuple):
     text: str
     pair: str | None
     labels: tuple[str, ...]
+    group: str = ""
 
 
 def read_examples(
@@ -89,18 +94,22 @@ def read_examples(
     labelled: bool,
     is_test: bool = False,
     reading: ReadingOptions = DEFAULT_READING,
+    group_column: str | None = None,
 ) -> Examples:
     """Reads the texts of a file, or of the files that `table_parts` finds, and the labels if
-    `labelled`: any, if `spec` has none. Raises UserError naming the bad lines.
+    `labelled`: any, if `spec` has none; and the groups in `group_column`. Raises UserError naming
+    the bad lines.
     """
     columns = spec.text_columns
     if labelled:
         columns += spec.negatives or spec.label_columns or (spec.label,)
+    if group_column is not None:
+        columns = tuple(dict.fromkeys((*columns, group_column)))
     examples: dict[int, Example] = {}
     parts = table_parts(path)
     for part in parts:
         prefix = f"{part.name}:" if len(parts) > 1 else ""
-        rows = read_part(part, spec, columns, labelled, is_test, reading, examples)
+        rows = read_part(part, spec, columns, labelled, is_test, reading, examples, group_column)
         for index, example in rows:
             if prefix:
                 example = example._replace(line=f"{prefix}{example.line}")
@@ -116,6 +125,7 @@ def read_part(
     is_test: bool,
     reading: ReadingOptions,
     taken: Collection[int],
+    group_column: str | None,
 ) -> Iterator[tuple[int, Example]]:
     """The examples of one file, each with its index (see `read_index`).
 
@@ -145,12 +155,13 @@ def read_part(
                 row = row | {spec.label: with_point(row[spec.label], spec.label)}
             samples = samples_of(row, spec, labelled)
             index = read_index(row, spec, taken)
+            group = "" if group_column is None else read_group(row[group_column], group_column)
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
         is_first = False
         for text, pair, labels in samples:
-            yield index, Example(line, index, text, pair, labels)
+            yield index, Example(line, index, text, pair, labels, group)
             index = len(taken)  # of the next sample of the row
     bad.finish(num_kept=0 if is_first else None)
     if skipped:
@@ -175,6 +186,7 @@ def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example
         [row.labels for row in rows] if labelled else [],
         [str(row.number) for row in rows],
         [row.line for row in rows],
+        [row.group for row in rows],
     )
 
 

@@ -158,7 +158,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return metrics
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["ClassificationTask", "TextDataset"]:
-        everything = read_examples(self.training_file, self.spec, True, reading=self.reading)
+        everything = self.read_labelled(self.training_file)
         examples, task = everything, self
         if self.split is not None:
             examples = everything.where(~self.held_out(everything, self.split))
@@ -238,7 +238,10 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         sets = []
         for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
             for set_name, path in files.items():
-                examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
+                if labelled:
+                    examples = self.read_labelled(path)
+                else:
+                    examples = read_examples(path, self.spec, False, True, self.reading)
                 if labelled and self.split is not None:
                     examples = examples.where(self.held_out(examples, self.split))
                 values = label_values(examples, self.spec) if labelled else None
@@ -259,6 +262,11 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 sets.append(PredictionSet(dataset, finish, labelled, undefined, baselines))
         return sets
 
+    def read_labelled(self, path: Path) -> Examples:
+        """The rows of a file with labels, and with groups if they are held out by group."""
+        group_column = None if self.split is None else self.split.group_column
+        return read_examples(path, self.spec, True, False, self.reading, group_column)
+
     def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
         """Says which share of a file the model does not see; of folds that of the first one."""
         if dataset.share_cut and (self.split is None or self.split.fold == 0):
@@ -278,7 +286,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         classes: list[Any] = list(examples.label_sets)
         if self.spec.regression:
             classes = [None] * len(examples)  # all rows are of one class
-        return split.held_out(keys, classes)
+        return split.held_out(keys, classes, examples.groups)
 
     def undefined_reason(self, values: np.ndarray, set_name: str) -> str | None:
         """Why the score that selects the best checkpoint is not defined for a file, or None."""

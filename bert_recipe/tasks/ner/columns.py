@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bert_recipe.tasks.ner.tags import PREFIXED, TagForm, types_of
+from bert_recipe.tasks.splits import read_group
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.text_files import TextFile
@@ -22,11 +23,12 @@ CONLL_U_COLUMNS = 10  # the fourth one has parts of speech, the last one remarks
 
 class SentenceColumns(NamedTuple):
     """Columns that the user chose: numbers from 1 in files of columns, names in JSON and Parquet.
-    None: found by the file's form.
+    None: found by the file's form. group: of what is held out together; None for none.
     """
 
     words: str | None = None
     tags: str | None = None
+    group: str | None = None
 
 
 @dataclass
@@ -92,6 +94,7 @@ class ColumnLayout:
     word_at: int
     tag_at: int | None
     needed: int
+    group_at: int | None = None
 
     def is_comment(self, line: str, columns: list[str]) -> bool:
         """Whether a line that begins with # and is before a sentence is a comment, not the word
@@ -137,7 +140,8 @@ def find_layouts(
     for file, tagged in files:
         word_at = column_index(file, "--text-column", chosen.words)
         tag_at = column_index(file, "--label-column", chosen.tags)
-        needed = max(word_at or 0, tag_at or 0) + 1
+        group_at = column_index(file, "--group-column", chosen.group) if tagged else None
+        needed = max(word_at or 0, tag_at or 0, group_at or 0) + 1
         if tag_at is None:
             tag_at = -1  # the last column
         columns = find_columns(file, tag_at if tagged else None)
@@ -156,6 +160,7 @@ def find_layouts(
             word_at,
             columns.tag_at,
             needed,
+            group_at,
         )
         tags |= columns.tags
     return layouts, tags
@@ -203,10 +208,10 @@ def split_line(file: TextFile, line: str) -> list[str]:
 
 def read_columns(
     file: TextFile, layout: ColumnLayout, form: TagForm, bad: BadRows
-) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The first line, the words and the tags, if any, of each sentence without bad lines. The word
-    is in the first column; in the second one if the first one numbers the words, as in CoNLL-U. The
-    tag is in the last column.
+) -> Iterator[tuple[str, list[str], list[str], str]]:
+    """The first line, the words, the tags, if any, and the group, if any, of each sentence without
+    bad lines. The word is in the first column; in the second one if the first one numbers the
+    words, as in CoNLL-U. The tag is in the last column.
     """
     blocks = [*read_blocks(file, layout, form, bad)]
     if layout.tag_at == -1:
@@ -215,7 +220,21 @@ def read_columns(
         tags: list[str] = []
         if layout.tag_at is not None:
             tags = [form.read_known(row[layout.tag_at]) for row in rows]
-        yield start, [row[layout.word_at] for row in rows], tags
+        try:
+            group = "" if layout.group_at is None else group_of(rows, layout.group_at)
+        except ValueError as error:
+            bad.add(start, str(error))
+            continue
+        yield start, [row[layout.word_at] for row in rows], tags, group
+
+
+def group_of(rows: list[list[str]], group_at: int) -> str:
+    """The group of a sentence. Raises ValueError if it has none or several."""
+    column = f"column {group_at + 1}"
+    groups = sorted({read_group(row[group_at].strip("_"), column) for row in rows})
+    if len(groups) > 1:
+        raise ValueError(f"{column} has {listed(groups, 3)} in a sentence, expected one group")
+    return groups[0]
 
 
 def check_tag_columns(

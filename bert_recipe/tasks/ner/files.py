@@ -11,6 +11,7 @@ from bert_recipe.tasks.doubtful_rows import warn_of_contradictions
 from bert_recipe.tasks.ner.columns import Layouts, SentenceColumns, find_layouts, read_columns
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, to_iob2
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.splits import read_group
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.known_tools import LABEL_STUDIO, OTHER_TOOLS
@@ -35,6 +36,7 @@ class Sentence:
     tags: Sequence[str] = ()
     text: str | None = None
     spans: tuple[Entity, ...] = ()
+    group: str = ""  # such as its document, where sentences are held out by it
 
     @property
     def content(self) -> str | tuple[str, ...]:
@@ -134,8 +136,8 @@ def read_any(
         yield from read_rows_of(file, tagged, bad, chosen, form)
         return
     layout = form.layouts[file.path, tagged]
-    for where, words, tags in read_columns(file, layout, form.tags, bad):
-        yield where, Sentence(words, tags)
+    for where, words, tags, group in read_columns(file, layout, form.tags, bad):
+        yield where, Sentence(words, tags, group=group)
 
 
 def read_rows_of(
@@ -144,19 +146,26 @@ def read_rows_of(
     for number, row in read_rows(file):
         where = file.where(number)
         try:
-            row = renamed(plain_row(row), chosen)
-            if (words := words_of(row)) is not None:
-                yield where, token_sentence(words, row, form.tags if tagged else None)
-                continue
-            spans = spans_of(row) if tagged else []
-            if not isinstance(spans, list):
-                raise ValueError(
-                    f"'spans' is {spans!r}, expected a list: correct it, or give rows as "
-                    f"{TOKENS_FORM}"
-                )
-            yield where, sentence_of(row.get("text"), where, spans, tagged)
+            row = plain_row(row)
+            sentence = row_sentence(renamed(row, chosen), where, form.tags if tagged else None)
+            if chosen.group is not None:
+                group = read_group(row[chosen.group], chosen.group)
+                sentence = replace(sentence, group=group)
+            yield where, sentence
         except (UserError, ValueError) as error:
             bad.add(where, str(error).removeprefix(f"{where}: "))
+
+
+def row_sentence(row: Row, where: str, form: TagForm | None) -> Sentence:
+    """The words or the text of a row. where: place in errors. form: None without tags."""
+    if (words := words_of(row)) is not None:
+        return token_sentence(words, row, form)
+    spans = [] if form is None else spans_of(row)
+    if not isinstance(spans, list):
+        raise ValueError(
+            f"'spans' is {spans!r}, expected a list: correct it, or give rows as {TOKENS_FORM}"
+        )
+    return sentence_of(row.get("text"), where, spans, tagged=form is not None)
 
 
 def renamed(row: Row, chosen: SentenceColumns) -> Row:

@@ -125,7 +125,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         """The sentences of a file or of the files that `table_parts` finds. tagged: with their
         tags.
         """
-        columns = self.columns if tagged else self.columns._replace(tags=None)
+        columns = self.columns if tagged else self.columns._replace(tags=None, group=None)
         sentences = []
         for part in table_parts(path):
             sentences += read_sentences(part, tagged, self.reading, columns, form)
@@ -189,7 +189,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         """
         contents = [sentence.content for sentence in sentences]
         types = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
-        return split.held_out(contents, types)
+        return split.held_out(contents, types, [sentence.group for sentence in sentences])
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
