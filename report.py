@@ -12,7 +12,7 @@ from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
-from bert_recipe.reporting.comparison import comparison_lines
+from bert_recipe.reporting.comparison_cards import comparison_cards
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--output {output} is a log to report on: choose another path")
     output.parent.mkdir(parents=True, exist_ok=True)
     suites = [Suite.read(path) for path in args.runs]
-    write_atomically(output, render(runs, suites, comparison_lines(args.runs)))
+    write_atomically(output, render(runs, suites, comparison_cards(args.runs, runs)))
     for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {output}"]:
         print_line(line)
 

@@ -266,34 +266,3 @@ def verdict(one: ScoreDifference) -> str:
     if not difference.is_shown:
         return f"{one.title}: no difference is shown"
     return f"{one.title}: B is {'better' if difference.value > 0 else 'worse'} than A"
-
-
-def comparison_lines(paths: Sequence[Path]) -> list[str]:
-    """For the report page: each run in `paths` beside the first one that scored the same task."""
-    runs_of_task: dict[str, list[dict[str, Path]]] = {}
-    for path in filter(Path.is_dir, paths):
-        for seeds in find_runs(path):
-            task = run_folder(seeds).name
-            runs_of_task.setdefault(task, []).append(seeds)
-    lines = []
-    for first_run, *other_runs in runs_of_task.values():
-        for other_run in other_runs:
-            try:
-                first = read_run(first_run)
-                other = read_run(other_run)
-                difference = next(differences_of(first, other), None)  # of the first score
-            except UserError as error:
-                names = f"{run_folder(other_run)} beside {run_folder(first_run)}"
-                lines.append(f"{names} cannot be compared: {error}")
-                continue
-            if difference is not None:
-                lines.append(comparison_line(first, other, difference))
-    return lines
-
-
-def comparison_line(first: ScoredModel, other: ScoredModel, one: ScoreDifference) -> str:
-    difference = one.difference
-    return (
-        f"B, {other.title}, beside A, {first.title}: {points(difference.value)} points, 95% "
-        f"interval {interval_text(difference)}, {one.num_rows:,} rows; {verdict(one)}"
-    )

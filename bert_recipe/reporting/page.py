@@ -15,6 +15,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from bert_recipe.reporting.charts import Series, make_chart
+from bert_recipe.reporting.comparison import DIFFERENCE_HEADER
+from bert_recipe.reporting.comparison_cards import ComparisonCard
 from bert_recipe.reporting.facts import (
     final_facts,
     further_facts,
@@ -244,12 +246,17 @@ ENVIRONMENT.filters |= {
 }
 
 
-def render(runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[str] = ()) -> str:
-    """Renders the page. comparisons: lines about the scores of runs on the same rows."""
+def render(
+    runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[ComparisonCard] = ()
+) -> str:
+    """Renders the page. comparisons: of runs that scored the same rows."""
     sections = [make_section(series) for series in group_series(runs)]
     for section in sections:  # of which a section has the means
         summaries = [one for one in sections if one["title"].startswith(f"{section['title']}, ")]
         section["is_folded"] = bool(summaries)
+        task = section["title"].partition(", ")[0]
+        if any(card.task == task for card in comparisons) and len(section["runs"]) == 2:
+            section["differences"] = None  # the comparison shows them
     has_curves = [section for section in sections if section["charts"] or section["folded_charts"]]
     series = itertools.chain(*(section["series"] for section in has_curves))
     charts = itertools.chain(
@@ -262,6 +269,7 @@ def render(runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[
         sections=sections,
         suites=[suite for suite in suites if suite.tasks],
         comparisons=comparisons,
+        difference_header=DIFFERENCE_HEADER,
         published=PUBLISHED,
         curves=[curve for chart in charts for curve in chart["curves"]],
         keys={one.label: one for one in series if one.label}.values(),

@@ -23,13 +23,14 @@ import report
 from bert_recipe.reporting import paired_scores
 from bert_recipe.reporting.calibration import calibration
 from bert_recipe.reporting.comparison import corrected, differences_of, read_model
+from bert_recipe.reporting.comparison_cards import comparison_cards
 from bert_recipe.reporting.paired_scores import (
     MeanScore,
     OrderScore,
     compare_scores,
     holm,
 )
-from bert_recipe.reporting.records import differences
+from bert_recipe.reporting.records import differences, read_runs
 from bert_recipe.reporting.scored_rows import class_scores
 
 RESUME = ("--resume-from-checkpoint",)
@@ -262,21 +263,62 @@ def test_seeds_are_runs_of_one_model_and_folds_are_one_file(tmp_path):
     assert "(2 folds)" in pooled and f"{2 * NUM_ROWS} rows" in pooled
 
 
+def write_log(folder: Path, **settings) -> None:
+    log = {"timestamp": "1e9", "elapsedtime": "0", "type": "LOG", "step": "PARAMETER"}
+    log["data"] = {"output_dir": "x", "task": "classification", **settings}
+    (folder / "report.json").write_text(f"DLLL {json.dumps(log)}\n")
+
+
 def test_the_page_says_what_the_scores_of_two_runs_show(tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         write_run(tmp_path / name / "classification", "classes", seed)
-        log = {"timestamp": "1e9", "elapsedtime": "0", "type": "LOG", "step": "PARAMETER"}
-        log["data"] = {"output_dir": "x", "task": "classification", "starting_weights": name}
-        (tmp_path / name / "classification" / "report.json").write_text(f"DLLL {json.dumps(log)}\n")
+        write_log(tmp_path / name / "classification", starting_weights=name)
     page = tmp_path / "page.html"
     report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])
     text = page.read_text().replace("<wbr>", "")
     (one, *_) = differences_of(*(read_model(tmp_path / name) for name in "ab"))
-    assert f"{100 * one.difference.value:+.2f} points" in text
+    assert f"<td>{100 * one.difference.value:+.2f}</td>" in text
     assert "starting_weights" in text and "No logged setting" not in text
+    assert str(tmp_path) not in text.partition("Settings and versions")[0]
     remove_last_row(tmp_path / "b" / "classification")
     report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])
     assert "cannot be compared: other rows were scored" in page.read_text()
+
+
+def test_the_card_of_two_runs_of_seeds_has_settings_and_rows_that_changed(tmp_path):
+    right_rows = {  # of each seed
+        "a": [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]],
+        "b": [[1, 1, 1, 1, 0], [0, 1, 1, 0, 0]],
+    }
+    for name, of_seeds in right_rows.items():
+        for seed, right in enumerate(of_seeds):
+            folder = tmp_path / name / "mini" / "classification" / f"seed-{seed}"
+            write_right_rows(folder, np.array(right, bool))
+            write_log(folder, seed=seed, learning_rate=len(name) * 1e-3 + (name == "b"))
+    paths = [tmp_path / name for name in "ab"]
+    (card,) = comparison_cards(paths, read_runs(paths))
+    assert (card.names, card.num_rows) == (("a (2 seeds)", "b (2 seeds)"), 5)
+    assert card.settings == [("learning_rate", [0.001, 1.001])]
+    (gained, gained_rows), (lost, lost_rows) = card.changes
+    assert gained == "3 of 5 rows gained by B" and lost == "1 of 5 rows lost by B"
+    assert gained_rows[0] == ("row 2", "a", "b", "a")  # in both seeds
+    assert {tuple(row) for row in gained_rows[1:]} == {
+        ("row 1", "a", "a, b", "a"),
+        ("row 3", "a", "b", "a, b"),
+    }
+    assert lost_rows == [("row 0", "a", "a", "a, b")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_changed_are_shown_with_what_each_model_says(tmp_path, kind):
+    for name, seed in (("a", 1), ("b", 2)):
+        write_run(tmp_path / name / "task", kind, seed)
+    (card,) = comparison_cards([tmp_path / "a", tmp_path / "b"], [])
+    assert not card.error
+    shown = [row for _, rows in card.changes for row in rows]
+    assert shown and all(row.text for row in shown)
+    if kind != "texts with entities":  # the same word may be twice in a text
+        assert all(row.first != row.other for row in shown)
 
 
 def test_the_page_tells_runs_apart_that_started_from_other_weights_at_the_same_path(tmp_path):
