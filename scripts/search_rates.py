@@ -30,11 +30,14 @@ from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
+import numpy as np
+
 import report
 from bert_recipe.checkpoint.identity import read_record
 from bert_recipe.config import CheckpointMetadata
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.reporting.markdown import markdown_table
+from bert_recipe.reporting.paired_scores import LEVEL, holm, p_value_of, paired_part
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
@@ -187,7 +190,25 @@ def table(metric: str, scores: dict[Setting, list[float]]) -> str:
         cells = [f"{setting.learning_rate:g}", f"{setting.epochs:g}", spread(values), shown]
         rows.append([*cells, "**best**" if setting == best else spread(pairs)])
     note = f"Mean ± standard deviation over the seeds. {advice_on(best, scores)}"
+    note += what_seeds_tell(best, scores)
     return "\n".join([markdown_table(header, rows), "", note, ""])
+
+
+def what_seeds_tell(best: Setting, scores: dict[Setting, list[float]]) -> str:
+    """How many settings the seeds tell apart from the best one, on the same rows: pairs of seeds,
+    Student's t with Holm's correction.
+    """
+    others = [values for setting, values in scores.items() if setting != best]
+    if not others:
+        return ""
+    if len(scores[best]) == 1:
+        return " One seed tells none of them apart: another one may choose another setting."
+    p_values = []
+    for values in others:
+        pairs = np.subtract(values, scores[best])
+        p_values.append(p_value_of(float(pairs.mean()), [paired_part(pairs)]))
+    num_apart = sum(p_value < LEVEL for p_value in holm(p_values))
+    return f" The seeds tell {num_apart} of the {len(others)} other settings apart from it."
 
 
 def advice_on(best: Setting, scores: dict[Setting, list[float]]) -> str:

@@ -63,6 +63,15 @@ def test_without_rates_the_one_of_the_rule_is_in_the_middle(command, tmp_path):
     assert record["hyperparameters"]["--learning-rate"] == rates[1]
 
 
+def test_settings_that_seeds_do_not_tell_apart_are_counted():
+    best, other, worse = (search_rates.Setting(rate, 3.0) for rate in (1e-4, 2e-4, 1e-3))
+    scores = {best: [0.81, 0.85, 0.83], other: [0.82, 0.80, 0.85], worse: [0.5, 0.54, 0.521]}
+    text = search_rates.table("accuracy", scores)
+    assert "The seeds tell 1 of the 2 other settings apart from it." in text
+    one_seed = {setting: values[:1] for setting, values in scores.items()}
+    assert "One seed tells none of them apart" in search_rates.table("accuracy", one_seed)
+
+
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
