@@ -37,17 +37,16 @@ def reference(
     masks: list[Tensor] | None,
     dropout_prob: float,
     window: int | None = None,
-    is_causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The output and the gradient of `qkv_T3HD` in float64. `masks` [H, L, L] are the probabilities
-    that dropout keeps; window, is_causal: see attention.StreamLayout.
+    that dropout keeps; window: see attention.StreamLayout.
     """
     qkv_T3HD = qkv_T3HD.detach().double().requires_grad_()
     outputs = []
     for number, qkv_L3HD in enumerate(qkv_T3HD.split(lengths)):
         query, key, value = qkv_L3HD.permute(1, 2, 0, 3)
         scores_HLL = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
-        hidden_LL = pairs_hidden(len(qkv_L3HD), window, is_causal).to(scores_HLL.device)
+        hidden_LL = pairs_hidden(len(qkv_L3HD), window).to(scores_HLL.device)
         probs_HLL = scores_HLL.masked_fill(hidden_LL, -math.inf).softmax(dim=-1)
         if masks is not None:
             probs_HLL = probs_HLL * masks[number] / (1 - dropout_prob)
@@ -57,10 +56,10 @@ def reference(
     return out_THD.detach(), gradient
 
 
-def pairs_hidden(length: int, window: int | None, is_causal: bool) -> Tensor:
+def pairs_hidden(length: int, window: int | None) -> Tensor:
     """The pairs of a sequence that do not attend to each other, [L, L]."""
     place_L = torch.arange(length)
-    return hidden_pairs(place_L, place_L, window, is_causal)
+    return hidden_pairs(place_L, place_L, length if window is None else window)
 
 
 def dropout_masks(
@@ -97,7 +96,6 @@ def check(
     lengths: list[int],
     dropout_prob: float,
     window: int | None = None,
-    is_causal: bool = False,
 ) -> dict:
     """The errors of output and gradient, ||difference|| / ||reference||, and the share of
     probabilities that dropout drops. `wrong` describes what is wrong, or is None.
@@ -108,7 +106,7 @@ def check(
     wrong = []
     if dropout_prob:
         masks = dropout_masks(attend, qkv_T3HD, lengths, dropout_prob, seed)
-        visible = [int((~pairs_hidden(length, window, is_causal)).sum()) for length in lengths]
+        visible = [int((~pairs_hidden(length, window)).sum()) for length in lengths]
         count = sum(visible) * qkv_T3HD.shape[2]
         figures["dropped"] = 1 - sum(int(mask_HLL.sum()) for mask_HLL in masks) / count
         # Some kernels round the probability to 8 bits; the rest is chance, at five standard
@@ -121,7 +119,7 @@ def check(
     (gradient,) = torch.autograd.grad(out_THD, qkv_T3HD, grad_THD)
     if dropout_prob and torch.equal(out_THD, attend(qkv_T3HD, dropout_prob)):
         wrong.append("two calls drop the same probabilities")
-    expected = reference(qkv_T3HD, grad_THD, lengths, masks, dropout_prob, window, is_causal)
+    expected = reference(qkv_T3HD, grad_THD, lengths, masks, dropout_prob, window)
     # The CPU's masks round the probability to a multiple of 2^-16, and scale accordingly.
     figures["limit"] = TOLERANCES[qkv_T3HD.dtype] + (2**-16 if dropout_prob else 0)
     for what, found, right in zip(

@@ -105,7 +105,6 @@ class RandomDataset:
             num_labelled=self.num_labelled[indices],
             num_sequences=np.ones_like(indices),
             metrics={},
-            is_causal=False,
             stream=lambda rows: self.stream(indices[rows]),
         )
 

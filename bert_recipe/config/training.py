@@ -297,16 +297,6 @@ class LoaderConfig:
         result=True,
         only=PRE_TRAINING,
     )
-    causal_proportion: float = option(
-        "--causal-proportion",
-        fraction_below_one,
-        0.0,
-        "for shards made with --dynamic-masking and --no-nsp: share of the updates, the first "
-        "ones, that predict the next token, with causal attention; as many tokens as would be "
-        "masked",
-        result=True,
-        only=PRE_TRAINING,
-    )
     initial_global_batch_size: int = option(
         "--initial-global-batch-size",
         batch,

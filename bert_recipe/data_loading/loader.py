@@ -29,9 +29,7 @@ STEPS_AHEAD = 2  # per worker
 
 
 class Samples(Protocol):
-    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n].
-    is_causal: whether a token attends to itself and earlier ones only.
-    """
+    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n]."""
 
     @property
     def lengths(self) -> np.ndarray: ...
@@ -44,9 +42,6 @@ class Samples(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]: ...
-
-    @property
-    def is_causal(self) -> bool: ...
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The samples `rows` as one token stream (see model/token_stream.py)."""
@@ -85,7 +80,6 @@ def to_tensors(
     labels: tuple[Label, ...],
     limits: MicroBatchLimits,
     pin_memory: bool,
-    is_causal: bool = False,
 ) -> MicroBatch:
     """A stream (see model/token_stream.py) as tensors on the CPU, in the sizes of `limits`.
 
@@ -103,7 +97,7 @@ def to_tensors(
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     if limits.num_sizes is None:
         tensors["max_seqlen"] = longest
-    return tensors | {"num_sequences": num_sequences, "is_causal": is_causal}
+    return tensors | {"num_sequences": num_sequences}
 
 
 @functools.lru_cache(maxsize=4)
@@ -131,10 +125,7 @@ def make_step_batch(
     labels = dataset.stream_labels
     return StepBatch(
         first_position,
-        [
-            to_tensors(samples.stream(group), labels, limits, pin_memory, samples.is_causal)
-            for group in groups
-        ],
+        [to_tensors(samples.stream(group), labels, limits, pin_memory) for group in groups],
         samples.lengths,
         samples.num_labelled,
         functools.partial(filler_micro_batch, labels, limits, pin_memory),

@@ -1,4 +1,4 @@
-"""Masked and causal language modelling: chooses the tokens to predict, and masks them.
+"""Masked language modelling: chooses the tokens to predict, and masks them.
 
 `create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without
 masks, the loader does it, with a function of the run's seed and the position in the sample order.
@@ -162,8 +162,7 @@ def max_masked_at(rate: float | str, length: int) -> int:
 
 class Masking:
     """Masks as a function of a random number per sample. rate: share of the tokens to mask (see
-    `mask_rates`). causal_proportion: share of the updates, the first ones, whose targets are next
-    tokens (Gisserot-Boukhlef et al., 2025).
+    `mask_rates`).
     """
 
     def __init__(
@@ -172,10 +171,8 @@ class Masking:
         rate: float | str,
         max_masked: int,
         whole_word: bool,
-        causal_proportion: float = 0.0,
     ):
         self.rates = mask_rates(rate)
-        self.causal_proportion = causal_proportion
         self.rule = MaskRule(
             self.rates[0], max_masked, tokenizer.word_starts() if whole_word else None
         )
@@ -187,20 +184,15 @@ class Masking:
         first, last = self.rates
         return first + (last - first) * progress
 
-    def is_causal(self, progress: float) -> bool:
-        return progress < self.causal_proportion
-
     def draw(
         self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray, progress: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P],
-        zero-padded. If `is_causal`, masks nothing and returns the positions before the chosen
-        tokens.
+        zero-padded.
 
         is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64.
         """
         length, max_masked = input_ids.shape[1], self.rule.max_masked
-        is_causal = self.is_causal(progress)
         # Random numbers of 64 bits for each sample: the first ones choose positions, the others
         # say what is done at each.
         num_sort = num_random(length)
@@ -210,15 +202,9 @@ class Masking:
         action_random = random[:, num_sort:]
 
         is_text = text_tokens(input_ids, is_real, self.special_ids)
-        if is_causal:
-            is_text[:, :2] = False  # position 0 would stand for padding
         lengths = np.count_nonzero(is_real, axis=1)
         rule = replace(self.rule, probability=self.rate(progress))
         positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_random)
-        if is_causal:
-            is_target = np.arange(max_masked) < counts[:, None]
-            targets = np.take_along_axis(input_ids, positions.astype(np.int64), 1)
-            return positions - is_target, targets * is_target
         # The upper 24 bits as a number in [0, 1), and the lower 32 bits as one below `vocab_size`.
         action = (action_random >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
         low_bits = action_random & np.uint64(0xFFFFFFFF)

@@ -153,7 +153,6 @@ class PretrainingSamples:
         documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]
         self.mask_nS = documents_nS != 0
         self.metrics: dict[str, float] = {}
-        self.is_causal = False
         if dataset.masking is not None:
             if not in_range(ids_nS, 0, dataset.vocab_size):
                 dataset.check_rows(indices)
@@ -162,8 +161,7 @@ class PretrainingSamples:
             ids_nS = self.rows["input_ids"] = ids_nS.astype(id_type, copy=False)
             masks = dataset.masking.draw(ids_nS, self.mask_nS, seeds, progress)
             self.rows["masked_lm_positions"], self.rows["masked_lm_ids"] = masks
-            self.is_causal = dataset.masking.is_causal(progress)
-            self.metrics["mask_rate"] = 0.0 if self.is_causal else dataset.masking.rate(progress)
+            self.metrics["mask_rate"] = dataset.masking.rate(progress)
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
         self.num_sequences = np.ones(len(indices), np.int64)
         if dataset.max_sequences_per_sample > 1:
@@ -294,7 +292,6 @@ def check_without_masking(
     given = {flag: rate is not None}
     if not is_held_out:
         given["--whole-word-mask"] = loader.whole_word_mask
-        given["--causal-proportion"] = loader.causal_proportion > 0
     without_effect = [name for name, is_given in given.items() if is_given]
     if without_effect:
         raise UserError(
@@ -306,26 +303,20 @@ def check_without_masking(
 def choose_masking(
     dataset: PretrainingDataset, tokenizer: Tokenizer, loader: LoaderConfig, is_held_out: bool
 ) -> Masking:
-    """How the masks of shards without masks are drawn; of held-out ones without causal updates."""
+    """How the masks of shards without masks are drawn."""
     flag, rate = mask_rate_flag(loader, is_held_out)
     rate = rate or DEFAULT_RATE
     needed = max_masked_at(rate, dataset.sequence_length)
-    max_masked, causal_proportion = needed, 0.0
+    max_masked = needed
     if not is_held_out:
         max_masked = loader.max_masked or needed
-        causal_proportion = loader.causal_proportion
     if max_masked < needed:
         raise UserError(
             f"--max-predictions-per-seq {max_masked} is too low: {flag} {rate} of "
             f"{dataset.sequence_length} tokens takes {needed}: give that, leave the flag out, or "
             f"lower {flag}"
         )
-    if causal_proportion and dataset.has_next_sentence:
-        raise UserError(
-            f"--causal-proportion needs samples without next-sentence pairs, which "
-            f"{dataset.folder} has: leave it out, or make shards with --no-nsp"
-        )
-    return Masking(tokenizer, rate, max_masked, loader.whole_word_mask, causal_proportion)
+    return Masking(tokenizer, rate, max_masked, loader.whole_word_mask)
 
 
 def files_digest(datasets: list[PretrainingDataset]) -> str:

@@ -48,13 +48,11 @@ def dropout_mask(
 
 
 @triton.jit
-def visible_pairs(query, key, length, WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr):
+def visible_pairs(query, key, length, WINDOW: tl.constexpr):
     """Which queries attend to which keys; `query` and `key` are places in the sequence, one of them
     a row and the other a column.
     """
     visible = (key < length) & (query < length)
-    if IS_CAUSAL:
-        visible = visible & (key <= query)
     if WINDOW >= 0:
         visible = visible & (key - query <= WINDOW) & (query - key <= WINDOW)
     return visible
@@ -63,14 +61,9 @@ def visible_pairs(query, key, length, WINDOW: tl.constexpr, IS_CAUSAL: tl.conste
 @triton.jit
 def partners(
     first, length, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
-    HIDES_EARLIER: tl.constexpr, HIDES_LATER: tl.constexpr,
 ):  # fmt: skip
     """From where to where the BLOCK places from `first` may see places, or be seen by them."""
     start, end = 0, length
-    if HIDES_LATER:
-        end = tl.minimum(end, first + BLOCK)
-    if HIDES_EARLIER:
-        start = first
     if WINDOW >= 0:
         start = tl.maximum(start, first - WINDOW)
         end = tl.minimum(end, first + BLOCK + WINDOW)
@@ -97,7 +90,7 @@ def forward_kernel(
     qkv, out, log_sums, cu_seqlens, seed_pointer, num_tokens, num_sequences, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    WINDOW: tl.constexpr, DROPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries. scale: of the scores, with log2(e); log_sums [H, T] are to base 2."""
@@ -130,7 +123,7 @@ def forward_kernel(
     max_Q = tl.full([BLOCK], MASKED_SCORE, tl.float32)
     sum_Q = tl.zeros([BLOCK], tl.float32)
     context_QD = tl.zeros([BLOCK, SIZE], tl.float32)
-    keys_start, keys_end = partners(first, length, BLOCK, WINDOW, False, IS_CAUSAL)
+    keys_start, keys_end = partners(first, length, BLOCK, WINDOW)
     for first_key in range(keys_start // STEP * STEP, keys_end, STEP):
         key_K = first_key + tl.arange(0, STEP)
         places = states + key_K[:, None] * STRIDE + column_D[None, :]
@@ -138,7 +131,7 @@ def forward_kernel(
         key_KD = tl.load(places + HEADS * SIZE, keys_inside, other=0.0)
         value_KD = tl.load(places + 2 * HEADS * SIZE, keys_inside, other=0.0)
         scores_QK = tl.dot(query_QD, tl.trans(key_KD), input_precision=PRECISION) * scale
-        visible_QK = visible_pairs(query_Q[:, None], key_K[None, :], length, WINDOW, IS_CAUSAL)
+        visible_QK = visible_pairs(query_Q[:, None], key_K[None, :], length, WINDOW)
         scores_QK = tl.where(visible_QK, scores_QK, MASKED_SCORE)
         new_max_Q = tl.maximum(max_Q, tl.max(scores_QK, 1))
         probs_QK = tl.exp2(scores_QK - new_max_Q[:, None])
@@ -167,7 +160,7 @@ def score_gradients(
     key_KD, value_KD, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     SEES_ALL_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    WINDOW: tl.constexpr, DROPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of a block: the queries, the gradients of their outputs, the probabilities after dropout
@@ -184,7 +177,7 @@ def score_gradients(
     log_sum_Q = tl.load(log_sums + query_Q, query_Q < length, other=0.0)
 
     scores_KQ = tl.dot(key_KD, tl.trans(query_QD), input_precision=PRECISION) * scale
-    visible_KQ = visible_pairs(query_Q[None, :], key_K[:, None], length, WINDOW, IS_CAUSAL)
+    visible_KQ = visible_pairs(query_Q[None, :], key_K[:, None], length, WINDOW)
     probs_KQ = tl.where(visible_KQ, tl.exp2(scores_KQ - log_sum_Q[None, :]), 0.0)
     grad_probs_KQ = tl.dot(value_KD, tl.trans(grad_QD), input_precision=PRECISION)
     dropped_KQ = probs_KQ
@@ -209,7 +202,7 @@ def backward_kernel(
     scale, grad_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    WINDOW: tl.constexpr, DROPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK keys with STEP queries at a time, then BLOCK queries with STEP keys at a time."""
@@ -245,12 +238,12 @@ def backward_kernel(
     value_BD = tl.load(states + own_rows + 2 * HEADS * SIZE, own_inside, other=0.0)
     grad_key_BD = tl.zeros([BLOCK, SIZE], tl.float32)
     grad_value_BD = tl.zeros([BLOCK, SIZE], tl.float32)
-    queries_start, queries_end = partners(first, length, BLOCK, WINDOW, IS_CAUSAL, False)
+    queries_start, queries_end = partners(first, length, BLOCK, WINDOW)
     for first_query in range(queries_start // STEP * STEP, queries_end, STEP):
         query_SD, grad_SD, dropped_BS, grad_scores_BS = score_gradients(
             states, out, grad_out, log_sums, seed, head, start, length, first_query, first,
             key_BD, value_BD, scale,
-            HEADS, SIZE, STEP, BLOCK, IS_WHOLE, WINDOW, IS_CAUSAL, DROPPED, PRECISION,
+            HEADS, SIZE, STEP, BLOCK, IS_WHOLE, WINDOW, DROPPED, PRECISION,
         )  # fmt: skip
         grad_scores_BS = grad_scores_BS.to(query_SD.dtype)
         dropped_BS = dropped_BS.to(grad_SD.dtype)
@@ -271,7 +264,7 @@ def backward_kernel(
 
     if not IS_WHOLE:
         grad_query_BD = tl.zeros([BLOCK, SIZE], tl.float32)
-        keys_start, keys_end = partners(first, length, BLOCK, WINDOW, False, IS_CAUSAL)
+        keys_start, keys_end = partners(first, length, BLOCK, WINDOW)
         for first_key in range(keys_start // STEP * STEP, keys_end, STEP):
             rows = first_key + step_S
             places = states + rows[:, None] * STRIDE + column_D[None, :]
@@ -281,7 +274,7 @@ def backward_kernel(
             _, _, _, grad_scores_SB = score_gradients(
                 states, out, grad_out, log_sums, seed, head, start, length, first, first_key,
                 key_SD, value_SD, scale,
-                HEADS, SIZE, BLOCK, STEP, False, WINDOW, IS_CAUSAL, DROPPED, PRECISION,
+                HEADS, SIZE, BLOCK, STEP, False, WINDOW, DROPPED, PRECISION,
             )  # fmt: skip
             grad_scores_BS = tl.trans(grad_scores_SB).to(key_SD.dtype)
             grad_query_BD = tl.dot(grad_scores_BS, key_SD, grad_query_BD, input_precision=PRECISION)
@@ -315,7 +308,6 @@ def launch(
     scales: tuple[float, ...],
     max_seqlen: int,
     window: int | None,
-    is_causal: bool,
     has_filler: bool,
     dropped: int,
 ) -> None:
@@ -341,7 +333,6 @@ def launch(
         BLOCK=block,
         STEP=step,
         WINDOW=-1 if window is None else window,
-        IS_CAUSAL=is_causal,
         DROPPED=dropped,
         PRECISION="ieee" if is_exact else "tf32",
         num_warps=num_warps,
@@ -356,7 +347,6 @@ def packed_attention(
     seed: Tensor | None,
     max_seqlen: int,
     window: int | None,
-    is_causal: bool,
     has_filler: bool,
     dropped: int,
 ) -> tuple[Tensor, Tensor]:
@@ -368,7 +358,7 @@ def packed_attention(
     out_THD = qkv_T3HD.new_empty(num_tokens, heads, size)
     log_sums_HT = qkv_T3HD.new_empty(heads, num_tokens, dtype=torch.float32)
     tensors, scales = (qkv_T3HD, out_THD, log_sums_HT), (LOG2_E / math.sqrt(size),)
-    options = (max_seqlen, window, is_causal, has_filler, dropped)
+    options = (max_seqlen, window, has_filler, dropped)
     launch(forward_kernel, 1, tensors, cu_seqlens, seed, scales, *options)
     return out_THD, log_sums_HT
 
@@ -390,7 +380,6 @@ def packed_attention_backward(
     seed: Tensor | None,
     max_seqlen: int,
     window: int | None,
-    is_causal: bool,
     has_filler: bool,
     dropped: int,
 ) -> Tensor:
@@ -398,7 +387,7 @@ def packed_attention_backward(
     grad_T3HD = torch.empty_like(qkv_T3HD)
     scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
     tensors = (qkv_T3HD, out_THD, grad_THD, grad_T3HD, log_sums_HT)
-    options = (max_seqlen, window, is_causal, has_filler, dropped)
+    options = (max_seqlen, window, has_filler, dropped)
     launch(backward_kernel, 2, tensors, cu_seqlens, seed, (LOG2_E * scale, scale), *options)
     return grad_T3HD
 
@@ -416,7 +405,7 @@ def _save_for_backward(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad_THD: Tensor, _grad_log_sums_HT):
     tensors = (grad_THD.contiguous(), *ctx.saved_tensors)
-    return packed_attention_backward(*tensors, *ctx.options), *[None] * 7
+    return packed_attention_backward(*tensors, *ctx.options), *[None] * 6
 
 
 packed_attention.register_autograd(_backward, setup_context=_save_for_backward)
@@ -428,7 +417,6 @@ def attend(
     max_seqlen: int,
     window: int | None,
     has_filler: bool,
-    is_causal: bool,
     dropout_prob: float,
 ) -> Tensor:
     """Attention within each sequence, [T, H, D], with dropout on the probabilities. The seed of its
@@ -436,5 +424,5 @@ def attend(
     """
     dropped = min(round(dropout_prob * 2**16), 2**16 - 1)
     seed = torch.randint(2**62, (1,), device=qkv_T3HD.device) if dropped else None
-    options = (max_seqlen, window, is_causal, has_filler, dropped)
+    options = (max_seqlen, window, has_filler, dropped)
     return packed_attention(qkv_T3HD.contiguous(), cu_seqlens, seed, *options)[0]

@@ -34,8 +34,8 @@ MASK_ALIGNMENT = 8  # in elements, of rows for torch's memory-efficient kernel
 
 class StreamLayout(NamedTuple):
     """Which tokens of a stream attend to which: those of the same sequence; with a `window`, to at
-    most that many on each side; if `is_causal`, to none after them. has_filler: tokens may follow
-    the last sequence; their output is finite but unspecified. dtype: of query, key and value.
+    most that many on each side. has_filler: tokens may follow the last sequence; their output is
+    finite but unspecified. dtype: of query, key and value.
     """
 
     cu_seqlens: Tensor  # [N+1], int32
@@ -43,7 +43,6 @@ class StreamLayout(NamedTuple):
     num_tokens: int
     window: int | None = None
     has_filler: bool = True
-    is_causal: bool = False
     dtype: torch.dtype = torch.float32
 
 
@@ -56,7 +55,6 @@ class PassSizes:
     product, residual, mask: bytes per element of matrix products, of the residual stream and
         LayerNorm, and of dropout masks.
     attention: a key of attention.IMPLEMENTATIONS.
-    is_causal: see StreamLayout.
     """
 
     tokens: int
@@ -69,7 +67,6 @@ class PassSizes:
     attention: str
     autocast: bool
     device_type: str
-    is_causal: bool = False
 
     def pairs(self, num_heads: int) -> int:
         """Number of token pairs over all heads and sequences."""
@@ -120,7 +117,7 @@ class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
     def __init__(self, layout: StreamLayout):
-        cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal, _ = layout
+        cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, _ = layout
         # The operator leaves tokens outside all sequences undefined, so they form sequences, as
         # many as all tokens would need: of these, those beyond the filler are empty.
         if has_filler:
@@ -140,7 +137,7 @@ class FlashAttention:
             self.max_seqlen,
             self.max_seqlen,
             dropout_prob,
-            self.is_causal,
+            False,  # is_causal
             False,  # return_debug_mask
             window_size_left=self.window,
             window_size_right=self.window,
@@ -174,7 +171,7 @@ class EfficientAttention(FlashAttention):
             max_seqlen,
             max_seqlen,
             0.0,  # dropout
-            int(self.is_causal),  # the mask
+            0,  # no causal mask
             True,  # compute_log_sumexp, which the backward pass needs
         )
         return out_1THD[0]
@@ -186,13 +183,13 @@ class PaddedAttention:
     """
 
     def __init__(self, layout: StreamLayout):
-        cu_seqlens, max_seqlen, num_tokens, window, _, is_causal, dtype = layout
+        cu_seqlens, max_seqlen, num_tokens, window, _, dtype = layout
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
-        mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window or causal
-        if window is not None or is_causal:
+        mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window
+        if window is not None:
             offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
-            mask = mask & ~hidden_pairs(offsets_S, offsets_S, window, is_causal)
+            mask = mask & ~hidden_pairs(offsets_S, offsets_S, window)
         # Softmax over no keys is NaN, so padding that sees no token attends to all keys.
         mask = mask | ~mask.any(dim=-1, keepdim=True)
         # What is added to the scores, once for all layers: of booleans, or of rows that are not
@@ -216,8 +213,7 @@ class PaddedAttention:
     def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
         padded = sizes.sequences * sizes.max_seqlen
         state = padded * layer.hidden_size * sizes.product
-        is_square = layer.window is not None or sizes.is_causal
-        bias = padded * (sizes.max_seqlen if is_square else 1) * sizes.product
+        bias = padded * (1 if layer.window is None else sizes.max_seqlen) * sizes.product
         if sizes.device_type != "cpu":
             return AttentionMemory(4 * state + padded * layer.num_heads * 4, shared=bias)
         pairs = sizes.pairs(layer.num_heads)
@@ -236,7 +232,6 @@ class LengthBucketedAttention:
     def __init__(self, layout: StreamLayout):
         self.cu_seqlens = layout.cu_seqlens.tolist()
         self.window = layout.window
-        self.is_causal = layout.is_causal
         self.theta: float | None = None  # of rotary positions
         self.stream: BucketedStream | None = None
 
@@ -247,16 +242,14 @@ class LengthBucketedAttention:
             out_1HTD = F.scaled_dot_product_attention(query_1HTD, key_1HTD, value_1HTD)
             return out_1HTD[0].transpose(0, 1)
         if self.stream is None:  # shared by all layers
-            self.stream = BucketedStream(
-                self.cu_seqlens, self.window, self.is_causal, qkv_T3HD, self.theta
-            )
+            self.stream = BucketedStream(self.cu_seqlens, self.window, qkv_T3HD, self.theta)
         return LengthBucketedFunction.apply(qkv_T3HD, self.stream, dropout_prob)
 
     def is_single(self, qkv_T3HD: Tensor) -> bool:
         """Whether the stream is one sequence whose attention needs no mask and no rotation. torch's
         operator is then faster than copies to buckets; in 16 bits that was not measured.
         """
-        if self.window is not None or self.theta is not None or self.is_causal:
+        if self.window is not None or self.theta is not None:
             return False
         return self.cu_seqlens == [0, len(qkv_T3HD)] and qkv_T3HD.dtype == torch.float32
 

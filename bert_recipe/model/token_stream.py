@@ -22,9 +22,9 @@ from torch import Tensor
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
-HOST_VALUES = ("num_sequences", "max_seqlen", "is_causal")
+HOST_VALUES = ("num_sequences", "max_seqlen")
 # The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in
-# a micro-batch without loss; `max_seqlen`, unless it has filler; and the bool `is_causal`.
+# a micro-batch without loss; and `max_seqlen`, unless it has filler.
 MicroBatch = dict[str, Any]
 
 
@@ -40,7 +40,6 @@ class TokenStream(NamedTuple):
     cu_seqlens: Tensor  # [N+1], int32
     max_seqlen: int  # upper bound of the sequence lengths
     has_filler: bool = True  # there may be filler
-    is_causal: bool = False  # a token attends to itself and earlier ones only
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +60,6 @@ class TokenStream(NamedTuple):
             cu_seqlens,
             longest or max_seqlen,
             longest is None,
-            micro_batch.get("is_causal", False),
         )
 
     @classmethod

@@ -194,7 +194,6 @@ class SequenceSamples(NamedTuple):
     num_sequences: np.ndarray
     stream: Callable[[np.ndarray], dict[str, np.ndarray]]
     metrics: Mapping[str, float] = MappingProxyType({})
-    is_causal: bool = False
 
 
 def encode(

@@ -63,7 +63,6 @@ class MemorySettings:
         self.saves = not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader)
         self.batch_size = loader.batch_size
-        self.is_causal = loader.causal_proportion > 0
         self.averages = config.trainer.ema is not None
         per_micro_batch = self.world_size * loader.batch_size
         self.micro_batches = -(-loader.global_batch_size // per_micro_batch)  # per update
@@ -96,7 +95,6 @@ class MemorySettings:
             attention=COMPILED_ON_CPU if compiled and on_cpu else attention,
             autocast=self.precision.autocast,
             device_type=self.device.type,
-            is_causal=self.is_causal,
         )
 
 

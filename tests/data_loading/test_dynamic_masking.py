@@ -53,10 +53,10 @@ def shards(request, tmp_path_factory) -> Path:
 
 
 def open_shards(
-    folder: Path, rate=0.15, predictions=PREDICTIONS, whole_word=False, causal=0.0
+    folder: Path, rate=0.15, predictions=PREDICTIONS, whole_word=False
 ) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
-    dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), rate, predictions, whole_word, causal))
+    dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), rate, predictions, whole_word))
     return dataset
 
 
@@ -103,26 +103,6 @@ def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards,
     assert shares[1] / total == pytest.approx(0.1, abs=tolerance)
     assert np.mean(other) == pytest.approx(VOCAB_SIZE / 2, rel=0.1)
     assert np.bincount(np.array(other) * 10 // VOCAB_SIZE, minlength=10).min() > 0.06 * len(other)
-
-
-def test_causal_targets_are_the_next_tokens_of_unmasked_text(shards):
-    dataset = open_shards(shards, causal=0.25)
-    stored = unmasked(dataset)
-    order = np.arange(len(dataset))
-    text = stored["input_ids"][stored["input_mask"] > 0]
-    seeds = sample_seeds(order, seed=7)
-    samples = dataset.read(order, seeds, progress=0.2)
-    stream = samples.stream(order)
-    positions, labels = stream["mlm_positions"], stream["mlm_labels"]
-    assert samples.is_causal and samples.metrics["mask_rate"] == 0
-    assert (stream["input_ids"] == text).all() and (labels == text[positions + 1]).all()
-    assert (stream["position_ids"][positions] > 0).all() and not np.isin(labels, [CLS, SEP]).any()
-    assert (samples.num_labelled == np.rint(0.15 * samples.lengths)).all()
-    later = dataset.read(order, seeds, progress=0.25)
-    expected = open_shards(shards).read(order, seeds).stream(order)
-    assert not later.is_causal and all(
-        (later.stream(order)[name] == expected[name]).all() for name in expected
-    )
 
 
 def test_all_text_positions_are_masked_equally_often_and_independently(shards):
@@ -284,13 +264,6 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
         "--whole-word-mask",
     )
     flags = (*flags, "--input-dir", shards / "0.hdf5", "--masked-lm-prob", "0.4:0.1")
-    causal = ("--causal-proportion", 0.5)
-    if open_shards(shards).has_next_sentence:
-        refused = run_here(command(inputs, shards, tmp_path / "refused", *flags, *causal))
-        assert_refused(refused, "--causal-proportion", "next-sentence pairs", "--no-nsp")
-        num_causal = 0
-    else:
-        flags, num_causal = (*flags, *causal), 3
     for output, parts in (
         ("whole", [()]),
         ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")]),
@@ -306,9 +279,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
         for entry in reported(tmp_path / "parts/report.json").values()
         if "mask_rate" in entry
     ]
-    assert rates == pytest.approx(
-        [0.0] * num_causal + [0.4, 0.34, 0.28, 0.22, 0.16, 0.1][num_causal:]
-    )
+    assert rates == pytest.approx([0.4, 0.34, 0.28, 0.22, 0.16, 0.1])
     record = read_json(steps_folder(tmp_path / "whole") / RECORD_FILE)
     assert record["hyperparameters"]["--masked-lm-prob"] == "0.4:0.1"
     assert record["hyperparameters"]["--whole-word-mask"] is True

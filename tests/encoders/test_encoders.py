@@ -115,26 +115,6 @@ def test_one_sequence_has_the_same_states_without_gradients(kind, monkeypatch):
         calls.clear()
 
 
-@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
-def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(
-    kind, implementation
-):
-    """Also where the text is longer than ModernBERT's window."""
-    encoder = make_pair(kind, "masked_lm")[0].base_model
-    encoder.attention_implementation = implementation
-    streams = [
-        TokenStream.from_padded(torch.arange(3, 3 + length)[None])[0]
-        for length in (1, 8, 20, 39, 40)
-    ]
-    *parts, whole = (
-        encoder(stream._replace(is_causal=True)).last_hidden_state for stream in streams
-    )
-    assert relative_error(whole[:-1], encoder(streams[-1]).last_hidden_state[:-1]) > 0.1
-    for part in parts:
-        assert relative_error(part, whole[: len(part)]) < 1e-5
-
-
 @pytest.mark.parametrize(("kind", "head"), [*CASES[:9], ("bert", "sentence_embedding")])
 def test_padded_input_has_the_outputs_of_the_stream(kind, head):
     model = make_model(head, config_from_dict({**ENCODERS[kind][0], "model_type": kind})).eval()

@@ -58,14 +58,12 @@ def prepared(
     return prepare_attention(implementation, layout, has_dropout)
 
 
-def probabilities(query, key, window, is_causal) -> torch.Tensor:
+def probabilities(query, key, window) -> torch.Tensor:
     """Of one sequence, as [heads, queries, keys]."""
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
     places = torch.arange(len(query), device=query.device)
     if window is not None:
         scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores[0], dtype=bool).triu(1), -math.inf)
     return scores.softmax(-1)
 
 
@@ -76,15 +74,13 @@ def attention_of_each_sequence(qkv, lengths, *pairs) -> torch.Tensor:
     )
 
 
-def assert_matches_reference(
-    attention, qkv, lengths, window=None, is_causal=False, **tolerance
-) -> None:
+def assert_matches_reference(attention, qkv, lengths, window=None, **tolerance) -> None:
     """Compares the output and the gradient, for a loss that weights all outputs differently."""
     weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
     out = attention(qkv, 0.0)
     (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
     exact = qkv.detach().double().requires_grad_()
-    expected = attention_of_each_sequence(exact, lengths, window, is_causal)
+    expected = attention_of_each_sequence(exact, lengths, window)
     (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
     torch.testing.assert_close(out, expected.to(qkv.dtype), **tolerance)
     torch.testing.assert_close(gradient, expected_gradient.to(qkv.dtype), **tolerance)
@@ -119,17 +115,16 @@ def with_filler(attention, count):
     window=st.sampled_from([None, 0, 1, 8, 9, 30]),
     tile=st.sampled_from([1, 3, 128]),
     filler=st.sampled_from([0, 1, 25]),
-    is_causal=st.booleans(),
 )
 def test_output_and_gradient_match_softmax_of_each_sequence(
-    implementation, lengths, is_sorted, spare, window, tile, filler, is_causal
+    implementation, lengths, is_sorted, spare, window, tile, filler
 ):
     lengths = sorted(lengths, reverse=True) if is_sorted else lengths
     torch.manual_seed(sum(lengths))
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(length_bucketed, "TILE_QUERIES", tile)
-        pairs = {"window": window, "is_causal": is_causal}
+        pairs = {"window": window}
         attention = prepared(
             implementation, lengths, max_seqlen=max(lengths) + spare, filler=filler, **pairs
         )
@@ -178,7 +173,7 @@ def dropout_of_each_sequence(qkv, masks, lengths, *pairs) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-def assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal, tolerance) -> None:
+def assert_dropout_matches_reference(attention, qkv, lengths, window, tolerance) -> None:
     """The output and the gradient, for the mask that the forward pass used; and the mask itself."""
     masks = [probs != 0 for probs in probabilities_after_dropout(attention, qkv, lengths)]
     weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
@@ -186,14 +181,14 @@ def assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal,
     out = attention(qkv, DROPOUT)
     (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
     exact = qkv.detach().double().requires_grad_()
-    expected = dropout_of_each_sequence(exact, masks, lengths, window, is_causal)
+    expected = dropout_of_each_sequence(exact, masks, lengths, window)
     (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
     for found, reference in ((out, expected), (gradient, expected_gradient)):
         error = (found.detach().double() - reference.detach()).norm() / reference.detach().norm()
         assert error < tolerance
     longest = masks[0]  # of 128 tokens; the second sequence has as many
     query, key, _ = exact.detach()[: lengths[0]].unbind(1)
-    seen = probabilities(query, key, window, is_causal)[0] > 0
+    seen = probabilities(query, key, window)[0] > 0
     dropped = 1 - longest[:, seen].double().mean()
     assert float(dropped) == pytest.approx(DROPOUT, abs=0.05)
     assert not torch.equal(longest[0], longest[1]), "two heads share a mask"
@@ -202,15 +197,12 @@ def assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal,
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_dropout_has_the_gradient_of_its_mask(implementation, window, is_causal):
+def test_dropout_has_the_gradient_of_its_mask(implementation, window):
     lengths = [128, 128, 77, 1, 0, 64]
     torch.manual_seed(0)
     qkv = torch.randn(sum(lengths), 3, 2, 64, requires_grad=True)
-    attention = prepared(
-        implementation, lengths, has_dropout=True, window=window, is_causal=is_causal
-    )
-    assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal, 1e-5)
+    attention = prepared(implementation, lengths, has_dropout=True, window=window)
+    assert_dropout_matches_reference(attention, qkv, lengths, window, 1e-5)
 
 
 @needs_gpu
@@ -230,25 +222,18 @@ def test_dropout_has_the_gradient_of_its_mask(implementation, window, is_causal)
     ],
 )
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_dropout_on_a_gpu_has_the_gradient_of_its_mask(
-    implementation, dtype, tolerance, window, is_causal
-):
+def test_dropout_on_a_gpu_has_the_gradient_of_its_mask(implementation, dtype, tolerance, window):
     lengths = [128, 128, 77, 1, 0, 64]
     torch.manual_seed(0)
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
-    attention = prepared(
-        implementation, lengths, GPU, has_dropout=True, window=window, is_causal=is_causal
-    )
-    assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal, tolerance)
+    attention = prepared(implementation, lengths, GPU, has_dropout=True, window=window)
+    assert_dropout_matches_reference(attention, qkv, lengths, window, tolerance)
 
 
 @needs_gpu
 @pytest.mark.parametrize("implementation", ["flash", "efficient", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    "pairs", [{"window": w, "is_causal": c} for w in (None, 1, 64) for c in (False, True)]
-)
+@pytest.mark.parametrize("pairs", [{"window": window} for window in (None, 1, 64)])
 def test_implementations_on_a_gpu_match_float64(implementation, dtype, pairs):
     lengths = [128, 128, 77, 1, 0, 64]
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
@@ -304,10 +289,10 @@ def cpu_kernels():
         q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, window_size_left=None, **_
     ):
         assert cu_q is cu_k or torch.equal(cu_q, cu_k)
-        assert max_q == max_k and not (dropout or debug)
+        assert max_q == max_k and not (dropout or debug or causal)
         empty = q.new_empty(0)
         return (
-            kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left, causal),
+            kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left),
             empty,
             empty,
             empty,
@@ -326,21 +311,19 @@ def cpu_kernels():
         max_q,
         _max_k,
         _p,
-        causal,
+        _causal,
         *_,
         window_size_left=None,
         **__,
     ):
-        return tuple(
-            kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left, causal)
-        )
+        return tuple(kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left))
 
     def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask_type, logsumexp):
         assert len(q) == 1 and torch.equal(cu_q, cu_k) and max_q == max_k
-        assert bias is None and not dropout and mask_type in (0, 1) and logsumexp  # 1: causal
+        assert bias is None and not (dropout or mask_type) and logsumexp
         empty = q.new_empty(0)
         return (
-            kernel(q[0], k[0], v[0], cu_q, max_q, None, bool(mask_type))[None],
+            kernel(q[0], k[0], v[0], cu_q, max_q, None)[None],
             empty,
             empty,
             empty,
@@ -348,12 +331,9 @@ def cpu_kernels():
             max_k,
         )
 
-    def efficient_backward(
-        grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, _max_k, _lse, _p, _seed, _offset, kind, *_
-    ):
-        pairs = None, bool(kind)
+    def efficient_backward(grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, _max_k, _lse, *_):
         return *(
-            g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q, *pairs)
+            g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q, None)
         ), q.new_empty(0)
 
     library = torch.library.Library("aten", "IMPL", "CPU")
@@ -370,9 +350,8 @@ def cpu_kernels():
 )
 @pytest.mark.parametrize("lengths", [[20, 20, 7, 1, 0, 0], [5], [1, 1, 1], [24]])
 @pytest.mark.parametrize("filler", [None, 0, 1, 60])
-@pytest.mark.parametrize("is_causal", [False, True])
 def test_variable_length_attention_covers_sequences_and_filler(
-    cpu_kernels, implementation, window, lengths, filler, is_causal
+    cpu_kernels, implementation, window, lengths, filler
 ):
     """Also streams with fewer tokens than the longest sequence may have."""
     torch.manual_seed(0)
@@ -381,12 +360,12 @@ def test_variable_length_attention_covers_sequences_and_filler(
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
     has_filler = filler is not None
     filler = filler or 0
-    layout = StreamLayout(cu_seqlens, 24, tokens + filler, window, has_filler, is_causal)
+    layout = StreamLayout(cu_seqlens, 24, tokens + filler, window, has_filler)
     attention = prepare_attention(implementation, layout)
     assert type(attention) is IMPLEMENTATIONS[implementation]
     assert has_filler or attention.cu_seqlens is cu_seqlens  # no empty sequences
 
-    assert_matches_reference(with_filler(attention, filler), qkv, lengths, window, is_causal)
+    assert_matches_reference(with_filler(attention, filler), qkv, lengths, window)
 
 
 @pytest.mark.parametrize(
@@ -485,11 +464,10 @@ def test_the_estimate_counts_the_attention_that_is_used():
 
 
 @pytest.mark.parametrize("max_seqlen", [16, 13])
-@pytest.mark.parametrize("options", [{"window": 3}, {"is_causal": True}])
-def test_layers_keep_one_mask_of_padded_attention(options, max_seqlen):
+def test_layers_keep_one_mask_of_padded_attention(max_seqlen):
     """At 8,192 tokens in float32, a mask has 256 MiB per sequence."""
     cu_seqlens = torch.tensor([0, max_seqlen, max_seqlen + 5], dtype=torch.int32)
-    prepared = prepare_attention("padded", StreamLayout(cu_seqlens, max_seqlen, 21, **options))
+    prepared = prepare_attention("padded", StreamLayout(cu_seqlens, max_seqlen, 21, window=3))
     states = torch.randn(21, 3, 2, 8, requires_grad=True)
     kept = []
 
@@ -505,8 +483,7 @@ def test_layers_keep_one_mask_of_padded_attention(options, max_seqlen):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_the_estimate_has_the_masks_that_layers_share(dtype, is_causal):
+def test_the_estimate_has_the_masks_that_layers_share(dtype):
     """Of ModernBERT, whose local and global layers have one each."""
     config = ModernBertConfig(
         64, 16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=32
@@ -515,10 +492,9 @@ def test_the_estimate_has_the_masks_that_layers_share(dtype, is_causal):
     model.attention_implementation = "padded"
     lengths = [128, 128]
     stream = TokenStream.from_padded(torch.zeros(len(lengths), 128, dtype=torch.int64))[0]
-    stream = stream._replace(is_causal=is_causal)
     prepared = {*model.prepare_attentions(stream, torch.zeros(256, 16, dtype=dtype))}
     masks = sum(each.attention.bias.untyped_storage().nbytes() for each in prepared)
-    sizes = PassSizes(256, 2, 0, 128, dtype.itemsize, 4, 1, "padded", False, "cuda", is_causal)
+    sizes = PassSizes(256, 2, 0, 128, dtype.itemsize, 4, 1, "padded", False, "cuda")
     without = dataclasses.replace(sizes, attention="flash")
     embeddings = [activation_memory(model, each).embeddings for each in (sizes, without)]
     assert embeddings[0] - embeddings[1] == masks

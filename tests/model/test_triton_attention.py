@@ -44,7 +44,7 @@ def interpreted() -> dict:
 def test_kernel_matches_float64_with_the_dropout_mask_that_it_drew(interpreted):
     """Output, gradient, share of dropped probabilities, and zeros for filler."""
     found = interpreted["cases"]
-    assert found.keys() == {"one block", "several blocks", "bfloat16", "window", "causal window"}
+    assert found.keys() == {"one block", "several blocks", "bfloat16", "window", "long window"}
     right = [name for name, case in found.items() if case["wrong"] is None]
     assert right == list(found)
     assert all(case["filler_is_zero"] for case in found.values())

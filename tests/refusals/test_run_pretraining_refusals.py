@@ -122,7 +122,6 @@ VALUES = [
     # Of shards that have masks already.
     ("--masked-lm-prob 0.2", "--masked-lm-prob...{shards}...--dynamic-masking"),
     ("--whole-word-mask", "--whole-word-mask...{shards}...--dynamic-masking"),
-    ("--causal-proportion 0.2", "--causal-proportion...{shards}...--dynamic-masking"),
     (
         "--eval-masked-lm-prob 0.2 --eval-dir {held_out}",
         "--eval-masked-lm-prob...{held_out}...--dynamic-masking",

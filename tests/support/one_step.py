@@ -36,7 +36,6 @@ def training_step(
     compile: str = "none",
     encoder: str = "bert",
     dropout: float = 0.1,
-    is_causal=False,
     num_layers: int = 2,
 ) -> Pass:
     bert = TINY | {
@@ -62,7 +61,6 @@ def training_step(
     trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
     limits = MicroBatchLimits.of(loader, is_compiled=compile != "none")
     batch = make_step_batch(InMemoryDataset((32, 32, 19, 8), 200), np.arange(4), limits)
-    batch.micro_batches[0]["is_causal"] = is_causal
     stats = batch_stats(batch)
     loss = task.loss(trainer.training_step(batch, stats), stats.counts)
     gradients = {name: p.grad for name, p in trainer.parallel.named_parameters().items()}

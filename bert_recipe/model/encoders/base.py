@@ -383,7 +383,6 @@ class EncoderModel(PreTrainedModel):
             stream.num_tokens,
             window,
             stream.has_filler,
-            stream.is_causal,
             dtype,
         )
         has_dropout = self.training and self.config.attention_dropout > 0

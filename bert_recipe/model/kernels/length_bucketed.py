@@ -81,21 +81,20 @@ class Tile(NamedTuple):
     hidden_QK: Tensor | None
 
 
-def attention_tiles(length: int, window: int | None, is_causal: bool = False) -> list[Tile]:
+def attention_tiles(length: int, window: int | None) -> list[Tile]:
     """The tiles of sequences of `length` tokens: one without a window, otherwise one per block of
     queries.
     """
     offsets_L = torch.arange(length)
     if window is None or length <= window + 1:  # all tokens are in each other's window
         whole = slice(0, length)
-        hidden_LL = hidden_pairs(offsets_L, offsets_L, None, True) if is_causal else None
-        return [Tile(whole, whole, hidden_LL)]
+        return [Tile(whole, whole, None)]
     tiles = []
     tile_queries = TILE_QUERIES if length >= 2 * TILE_QUERIES else length
     for start in range(0, length, tile_queries):
         queries = slice(start, min(start + tile_queries, length))
         keys = slice(max(start - window, 0), min(queries.stop + window, length))
-        hidden_QK = hidden_pairs(offsets_L[queries], offsets_L[keys], window, is_causal)
+        hidden_QK = hidden_pairs(offsets_L[queries], offsets_L[keys], window)
         tiles.append(Tile(queries, keys, hidden_QK))
     return tiles
 
@@ -125,7 +124,6 @@ class BucketedStream:
         self,
         cu_seqlens: list[int],
         window: int | None,
-        is_causal: bool,
         qkv_T3HD: Tensor,
         theta: float | None,
     ):
@@ -134,7 +132,7 @@ class BucketedStream:
         multiple = LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1
         self.buckets = length_buckets(cu_seqlens, multiple)
         lengths = [bucket.padded_length for bucket in self.buckets]
-        self.tiles = [attention_tiles(length, window, is_causal) for length in lengths]
+        self.tiles = [attention_tiles(length, window) for length in lengths]
         positions_L = torch.arange(max(lengths))
         self.rotary = None if theta is None else rotary_table(positions_L, size, theta)
         self.index = {channels: self._index(num_tokens, channels) for channels in (1, 3)}

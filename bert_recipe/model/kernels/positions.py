@@ -4,8 +4,6 @@ hides.
 Legend: T tokens, Q queries, K keys, D head size, F rotary frequencies (D / 2).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -32,13 +30,6 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(states.chunk(2, dim=-1)[::-1], dim=-1).mul_(sin).addcmul_(states, cos)
 
 
-def hidden_pairs(query_Q: Tensor, key_K: Tensor, window: int | None, is_causal: bool) -> Tensor:
-    """Which keys [Q, K] a query does not attend to: those beyond the window and, if causal, after
-    it; by position.
-    """
-    offset_QK = key_K - query_Q[:, None]
-    lowest = -math.inf if window is None else -window
-    highest = math.inf if window is None else window
-    if is_causal:
-        highest = 0
-    return (offset_QK < lowest) | (offset_QK > highest)
+def hidden_pairs(query_Q: Tensor, key_K: Tensor, window: int) -> Tensor:
+    """Which keys [Q, K] a query does not attend to: those beyond the window, by position."""
+    return (key_K - query_Q[:, None]).abs() > window
