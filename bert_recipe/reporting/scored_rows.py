@@ -3,6 +3,9 @@
 Legend: n rows, C classes.
 """
 
+import csv
+import io
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +27,18 @@ from bert_recipe.tasks.embeddings.retrieval import RETRIEVAL_SCORES
 from bert_recipe.tasks.ner.tags import entities, has_classes
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json
+from bert_recipe.utils.output_tables import quoted_lines
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import MAX_LINE, TextFile
 
 SCORES_FILE = "scores.json"
 STEM = "eval_predictions"
 PROBABILITY = "probability "  # before the label, in the names of columns
-NER_HEADER = "word\ttag\tpredicted\tprobability"
+NER_HEADER = ["word", "tag", "prediction", "probability"]
+UNQUOTED_NER_HEADER = ["word", "tag", "predicted", "probability"]  # of earlier versions
+# Of texts with entities, there is also a table of their tokens, which differ between models.
+SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
+BREAKS = str.maketrans("\t\r\n", "   ")
 Key = tuple[str, ...]
 
 
@@ -71,7 +81,7 @@ def read_scored_rows(folders: Sequence[Path]) -> dict[str, ScoredRows]:
     """
     sets = {}
     for set_name, ending in SUBMISSION_SETS.items():
-        for suffix in (".jsonl", ".tsv"):  # of texts with entities, JSON has the spans
+        for suffix in SUFFIXES:
             paths = [folder / f"{STEM}{ending}{suffix}" for folder in folders]
             if all(path.is_file() for path in paths):
                 sets[set_name] = read_set(paths, set_prefix(set_name))
@@ -88,12 +98,17 @@ def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
         if name.startswith(prefix) and isinstance(value, int | float)
     ]
     try:
-        if paths[0].suffix == ".jsonl":
-            lines = [line for path in paths for line in lines_of(path)]
-            return rows_of_json([json.loads(line) for line in lines if line])
-        if lines_of(paths[0])[0] == NER_HEADER:
-            return rows_of_words(paths)
-        return rows_of_texts(paths, names)
+        if paths[0].suffix in (".jsonl", ".parquet"):
+            rows = [row for path in paths for _, row in read_rows(TextFile(path))]
+            if not {"text", "prediction"} <= rows[0].keys():
+                return rows_of_json(rows)
+            columns: Cells = {name: [str(row[name]) for row in rows] for name in rows[0]}
+        else:
+            tables = [read_table(path) for path in paths]
+            if tables[0][0] in (NER_HEADER, UNQUOTED_NER_HEADER):
+                return rows_of_words(tables)
+            columns = join_tables(tables)
+        return rows_of_texts(columns, names, paths[0].parent)
     except (KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
         raise UserError(
             f"{paths[0]} is not what --do-eval writes ({type(error).__name__}: {error}): score the "
@@ -101,8 +116,30 @@ def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
         ) from error
 
 
-def lines_of(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+def read_table(path: Path) -> list[list[str]]:
+    """The rows of a CSV or TSV file, the header first. Earlier versions wrote TSV without quotation
+    marks: a file is theirs where cells that need them have none.
+    """
+    csv.field_size_limit(MAX_LINE)
+    text = path.read_bytes().decode("utf-8-sig")
+    is_csv = path.suffix == ".csv"
+    delimiter = text[len("text")] if is_csv else "\t"  # after the name of the first column
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        rows = list(reader)
+    except csv.Error:
+        if is_csv:
+            raise
+        rows = []
+    is_unquoted = rows[:1] == [UNQUOTED_NER_HEADER] or quoted_lines(rows, delimiter) != text
+    if not is_csv and is_unquoted:
+        rows = [line.split("\t") for line in text.removesuffix("\n").split("\n")]
+    return rows
+
+
+def key_of(cells: Sequence[str]) -> Key:
+    """Cells as an earlier version wrote them, without breaks."""
+    return tuple(cell.translate(BREAKS) for cell in cells)
 
 
 def sorted_rows(
@@ -173,22 +210,19 @@ def num_wrong(counts_n3: np.ndarray) -> np.ndarray:
     return predicted_n + expected_n - 2 * correct_n
 
 
-def rows_of_words(paths: Sequence[Path]) -> ScoredRows:
-    """Sentences with a tag for each word."""
+def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
+    """Sentences with a tag for each word, and an empty row between them."""
     keys = []
     counts = []  # of entities, of each sentence
     num_right = []  # of each sentence: the right tags, and all tags
     shown = []  # of each sentence: its text, true and predicted tags
     all_tags: set[str] = set()
-    blocks: list[str] = []  # a sentence each
-    for path in paths:
-        blocks += "\n".join(lines_of(path)).split("\n\n")
-    for block in blocks:
-        if block == NER_HEADER or not block.strip("\n"):
+    rows = itertools.chain.from_iterable(table[1:] for table in tables)
+    for has_words, lines in itertools.groupby(rows, key=lambda row: len(row) > 1):
+        if not has_words:
             continue
-        lines = [line.split("\t") for line in block.strip("\n").split("\n")]
         words, tags, predicted, _probabilities = zip(*lines, strict=True)
-        keys.append((*words, "", *tags))
+        keys.append(key_of((*words, "", *tags)))
         counts.append(entity_counts(entities(tags), entities(predicted)))
         is_right = [tag == guess for tag, guess in zip(tags, predicted, strict=True)]
         num_right.append((sum(is_right), len(tags)))
@@ -237,13 +271,15 @@ def f1(correct: np.ndarray, predicted: np.ndarray, expected: np.ndarray) -> np.n
     return share(2 * correct, predicted + expected)
 
 
-def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
-    """Texts and pairs with a class, labels, or a number. names: of the scores."""
-    columns = read_columns(paths)
+def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredRows:
+    """Texts and pairs with a class, labels, or a number. names: of the scores. folder: of the
+    run.
+    """
     texts = [columns[name] for name in ("text", "pair", "label") if name in columns]
-    keys = list(zip(*texts, strict=True))
+    keys = [key_of(cells) for cells in zip(*texts, strict=True)]
     labels = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
-    if not labels:
+    if not labels:  # an earlier version wrote six digits of a number
+        keys = [(*key[:-1], f"{number(key[-1]):g}") for key in keys]
         return sorted_rows(
             keys, partial(number_scores, columns, names), number_outcomes(keys, columns)
         )
@@ -255,7 +291,7 @@ def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
     outcomes = Outcomes([" | ".join(key[:-1]) for key in keys], truths, predictions, is_right_n)
     probabilities_nC = np.array([columns[PROBABILITY + name] for name in labels], float).T[order]
     if "exact_match" in names:
-        separator = label_separator(paths[0].parent)
+        separator = label_separator(folder)
         scores, truths_nC = several_label_scores(truths, predictions, labels, names, separator)
         # Each label is a question of two classes.
         present = probabilities_nC.ravel()
@@ -267,22 +303,26 @@ def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
     return ScoredRows(keys, scores, outcomes, probabilities_nC, truths_n)
 
 
-def read_columns(paths: Sequence[Path]) -> Cells:
-    """The columns of TSV files with the same header, joined."""
-    header = lines_of(paths[0])[0].split("\t")
+def join_tables(tables: Sequence[list[list[str]]]) -> Cells:
+    """The columns of tables with the same header."""
+    header, *_ = tables[0]
     rows = []
-    for path in paths:
-        first_line, *lines = lines_of(path)
-        if first_line.split("\t") != header:
-            raise ValueError(f"{path} has other columns")
-        rows += [line.split("\t") for line in lines]
+    for first, *others in tables:
+        if first != header:
+            raise ValueError(f"columns {first} and {header}")
+        rows += others
     return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def number(cell: str) -> float:
+    """A number with a decimal point or comma."""
+    return float(cell.replace(",", "."))
 
 
 def number_outcomes(keys: Sequence[Key], columns: Cells) -> Outcomes:
     truths, predictions = columns["label"], columns["prediction"]
     distances = [
-        abs(float(truth.replace(",", ".")) - float(prediction.replace(",", ".")))
+        abs(number(truth) - number(prediction))
         for truth, prediction in zip(truths, predictions, strict=True)
     ]
     texts = [" | ".join(key[:-1]) for key in keys]
@@ -291,7 +331,7 @@ def number_outcomes(keys: Sequence[Key], columns: Cells) -> Outcomes:
 
 def number_scores(columns: Cells, names: Sequence[str], order: np.ndarray) -> dict[str, RowScore]:
     def numbers(name: str) -> np.ndarray:
-        return np.array([float(cell.replace(",", ".")) for cell in columns[name]])[order]
+        return np.array([number(cell) for cell in columns[name]])[order]
 
     from bert_recipe.tasks.classification.scores import load_metrics  # needs torch
 
@@ -374,8 +414,8 @@ def several_label_scores(
     labels: all labels.
     separator: what divides the labels of a cell.
     """
-    if separator in "\t\r\n":
-        separator = " "  # as TSV has them
+    if separator in "\t\r\n" and not any(separator in cell for cell in (*truths, *predictions)):
+        separator = " "  # as an earlier version wrote them
     expected_nC = label_matrix(truths, labels, separator)
     predicted_nC = label_matrix(predictions, labels, separator)
     correct_nC = expected_nC & predicted_nC

@@ -93,7 +93,7 @@ FLAGS = {
             str,
             ".",
             "mark of the numbers that are written to CSV and TSV; a comma, as spreadsheets of many "
-            "languages have, with four digits after it",
+            "languages have",
             ("--output",),
             options={"choices": (".", ",")},
         ),

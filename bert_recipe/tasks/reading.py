@@ -86,7 +86,7 @@ class NumberReadingOptions(ReadingOptions):
         (".", ","),
         ".",
         "mark of the numbers in CSV and TSV: with a comma, as spreadsheets of many languages have, "
-        "numbers to learn are read and predictions written so, with four digits",
+        "numbers to learn are read and predictions written so",
         result=True,
     )
 

@@ -1,5 +1,5 @@
 """Tables that are written: their names, their content, and columns that are added to the rows of
-another table.
+another table. CSV and TSV have standard quoting, so that pandas and spreadsheets read them.
 """
 
 import codecs
@@ -8,16 +8,23 @@ import gzip
 import io
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.tables import Row, found_delimiter
-from bert_recipe.utils.text_files import TABLES, TableFormat, TextFile, decompress, kind_of
+from bert_recipe.utils.text_files import (
+    TABLES,
+    TableFormat,
+    TextFile,
+    decompress,
+    kind_of,
+    table_parts,
+)
 
 OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
-NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
 
 def check_output(
@@ -74,10 +81,31 @@ def format_like(source: TextFile, decimal: str = ".") -> TableFormat:
     return TableFormat(delimiter, encoding, decimal)
 
 
+def write_like(stem: Path, rows: list[Row], source: Path, table_format: TableFormat) -> Path:
+    """Writes `rows`, which were made from the file or the files `source`, in the format of the
+    first of these, as `stem` with its extension (CSV for .txt); removes such files of other
+    formats. Returns the path.
+    """
+    file = TextFile(table_parts(source)[0], table_format=table_format)
+    extension = {".json": ".jsonl"}.get(file.format, file.format)
+    if extension not in TABLES:
+        extension = ".csv"
+    path = stem.with_name(stem.name + extension)
+    write_atomically(path, encode_table(path, rows, format_like(file, table_format.decimal)))
+    for name in names_like(stem.name):
+        if name != path.name:
+            path.with_name(name).unlink(missing_ok=True)
+    return path
+
+
+def names_like(stem: str) -> list[str]:
+    """The names that `write_like` may give."""
+    return [stem + extension for extension in TABLES]
+
+
 def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None = None) -> bytes:
     """The content of the file `path`, one of TABLES or its .gz. table_format: of CSV and TSV, where
-    TSV has tabs; numbers with a decimal comma have four digits after it. Raises UserError if the
-    format cannot store `rows`.
+    TSV has tabs. Raises UserError if the format cannot store `rows`.
     """
     columns = list(dict.fromkeys(itertools.chain(*rows)))  # of all rows, in order
     format_, compression = kind_of(path.name)
@@ -92,14 +120,22 @@ def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None =
         table = [columns]
         for row in rows:
             table.append([as_cell(row.get(column), decimal) for column in columns])
-        text = io.StringIO(newline="")
-        if format_ == ".csv":
-            csv.writer(text, delimiter=delimiter or ",", lineterminator="\n").writerows(table)
-        else:
-            for cells in table:
-                text.write("\t".join(cell.translate(NO_BREAKS) for cell in cells) + "\n")
-        encoded = text.getvalue().encode(encoding or "utf-8")
+        separator = "\t" if format_ == ".tsv" else delimiter or ","
+        encoded = quoted_lines(table, separator).encode(encoding or "utf-8")
     return gzip.compress(encoded, mtime=0) if compression else encoded
+
+
+def quoted_lines(rows: Iterable[Sequence[str]], delimiter: str) -> str:
+    """Rows of cells as lines, with standard quoting."""
+    lines: list[str] = []
+
+    class Lines:
+        def write(self, line: str) -> None:
+            lines.append(line.removesuffix("\r\n") + "\n")
+
+    # The writer quotes cells with a character of its line ends: also those with one of old Macs.
+    csv.writer(Lines(), delimiter=delimiter, lineterminator="\r\n").writerows(rows)
+    return "".join(lines)
 
 
 def encode_parquet(path: Path, rows: list[Row], columns: list[str]) -> bytes:
@@ -123,7 +159,7 @@ def as_cell(value: Any, decimal: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, float) and decimal == ",":
-        return f"{value:.4f}".replace(".", ",")
+        return json.dumps(value).replace(".", ",")
     if isinstance(value, bool | int | float | list | dict):
         return json.dumps(value, default=str)
     return str(value)

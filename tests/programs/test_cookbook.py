@@ -143,7 +143,7 @@ def test_train_on_my_own_table(folder, capsys):
     run_recipe("How do I train on my own table?")
     results = folder / "results" / "bert-base-uncased" / "classification"
     assert (results / "scores.json").is_file()
-    assert len((results / "predictions.tsv").read_text().splitlines()) == 25
+    assert len((results / "predictions.csv").read_text().splitlines()) == 25
     assert re.search(r"^label +(one|five)$", capsys.readouterr().out, re.MULTILINE)
 
 

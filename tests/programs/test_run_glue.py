@@ -30,6 +30,11 @@ from bert_recipe.checkpoint.folder import model_digest
 from bert_recipe.utils.errors import UserError
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 @pytest.fixture(scope="module")
 def files(glue_files) -> Path:
     return glue_files
@@ -145,9 +150,7 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert run(files, tmp_path, *own_files(files, "--do-train", "--do-eval", "--do-predict")) == 0
     folder = tmp_path / "custom" / "classification"
     assert scores_in(folder) == {"accuracy": 1.0, "f1_macro": 1.0}
-    header, *rows = [
-        line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()
-    ]
+    header, *rows = csv.reader((folder / "predictions.csv").read_text().splitlines())
     expected = ["text", "prediction", "confidence", "index", "probability n", "probability y"]
     assert header == expected
     for row, (text, label) in zip(rows, sentences(21, 1), strict=True):
@@ -185,8 +188,7 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
     folder = tmp_path / "custom" / "multi-label"
     scores = read_json(folder / "scores.json")
     assert [scores[name] for name in ("f1_micro", "f1_macro", "exact_match")] == [1.0, 1.0, 1.0]
-    lines = (folder / "predictions.tsv").read_text().splitlines()
-    rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = read_csv(folder / "predictions.csv")
     predicted = [row["prediction"] for row in rows]
     assert [row["text"] for row in rows] == list(texts)
     assert [set(labels.split("|")) for labels in predicted] == [
@@ -222,11 +224,8 @@ def test_inference_predicts_the_labels_that_were_scored(files, tmp_path):
     card = (folder / "best" / "README.md").read_text()
     assert f"| f1_macro | {scores['f1_macro']:.4g} |" in card and "labels | `good`, `rare`" in card
 
-    def table(path: Path) -> list[dict[str, str]]:
-        lines = path.read_text().splitlines()
-        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-    scored, predicted = table(folder / "eval_predictions.tsv"), table(folder / "predictions.tsv")
+    scored = read_csv(folder / "eval_predictions.csv")
+    predicted = read_csv(folder / "predictions.csv")
     assert [(row["text"], row["label"]) for row in scored] == rows
     for row, other in zip(scored, predicted, strict=True):
         chances = {name: float(row[f"probability {name}"]) for name in ("good", "rare")}
@@ -247,10 +246,9 @@ def test_every_scored_row_is_written_and_the_report_lists_confident_mistakes(fil
     flags = (*own_files(files, "--do-train")[:-1], files / "train.csv", "--do-eval")
     assert run(files, tmp_path, *flags, "--eval-file", dev) == 0
     folder = tmp_path / "custom" / "classification"
-    header, *lines = (folder / "eval_predictions.tsv").read_text().splitlines()
-    read_first = "text\tlabel\tprediction\tconfidence"
-    assert header == f"{read_first}\tindex\tprobability n\tprobability y"
-    cells = [line.split("\t") for line in lines]
+    header, *lines = (folder / "eval_predictions.csv").read_text().splitlines()
+    assert header == "text,label,prediction,confidence,index,probability n,probability y"
+    cells = [*csv.reader(lines)]
     assert [(text, label) for text, label, *_ in cells] == rows
     assert [(true, found) for _, true, found, *_ in cells if true != found] == [("n", "y")]
     for _, _, found, confidence, _, *probabilities in cells:
@@ -306,14 +304,14 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     assert inference.main([*start, "--text", "a house"]) == 0
     with (tmp_path / "out.csv").open(newline="") as file:
         found = [float(row[f"probability {labels[0]}"]) for row in csv.DictReader(file)]
-    predicted = (results / "predictions.tsv").read_text()
+    predicted = read_csv(results / "predictions.csv")
     assert found == pytest.approx(
-        [float(line.split("\t")[4]) for line in predicted.split("\n")[1:-1]], abs=1e-6
+        [float(row[f"probability {labels[0]}"]) for row in predicted], abs=1e-6
     )
     again = (*start, "--output-dir", tmp_path / "again", "--text-column", "review", *predict)
     assert run_glue.main([str(word) for word in again]) == 0
-    (path,) = (tmp_path / "again").rglob("predictions.tsv")
-    assert path.read_text() == predicted
+    (path,) = (tmp_path / "again").rglob("predictions.csv")
+    assert read_csv(path) == predicted
 
     other = tmp_path / "train.csv"
     other.write_text(other.read_text().replace(labels[0], "x").replace(labels[1], "y"))

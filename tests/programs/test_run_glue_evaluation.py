@@ -269,9 +269,9 @@ def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(fil
     for number in (1, 2, 3):
         fold = folder / f"fold-{number}"
         scores.append(read_json(fold / "scores.json")["accuracy"])
-        rows += (fold / "eval_predictions.tsv").read_text().splitlines()[1:]
+        rows += (fold / "eval_predictions.csv").read_text().splitlines()[1:]
     texts = [text for text, _ in sentences(48, 0)]
-    assert sorted(row.split("\t")[0] for row in rows) == sorted(texts)
+    assert sorted(row.split(",")[0] for row in rows) == sorted(texts)
     summary = read_json(folder / "scores.json")
     assert summary["accuracy_mean"] == pytest.approx(sum(scores) / 3)
     report.main([str(tmp_path)])
@@ -288,5 +288,5 @@ def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(fil
         assert files_of(folder) == before  # the means, too
 
     assert run(files, tmp_path / "share", *flags, "--eval-fraction", 0.25) == 0
-    scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.tsv"
+    scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.csv"
     assert len(scored.read_text().splitlines()) == 1 + 12

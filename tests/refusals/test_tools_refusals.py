@@ -48,7 +48,7 @@ def changed_run(old: str, new: str):
 
     def write(folder: Path) -> None:
         write_run(folder, "classes", 1)
-        path = folder / "eval_predictions.tsv"
+        (path,) = folder.glob("eval_predictions.*")
         path.write_text(path.read_text().replace(old, new, 1))
 
     return write
@@ -66,7 +66,8 @@ def unscored(folder: Path) -> None:
 
 def not_a_table(folder: Path) -> None:
     write_run(folder, "classes", 1)
-    (folder / "eval_predictions.tsv").write_text("text\tlabel\n")
+    (path,) = folder.glob("eval_predictions.*")
+    path.write_text('{"text": "a", "prediction": "b"}\n')
 
 
 def whole_run(folder: Path) -> None:
@@ -77,7 +78,10 @@ def whole_run(folder: Path) -> None:
     *(
         ("{folder}/a {folder}/b", says, {"a": whole_run, "b": make})
         for says, make in (
-            ("other rows were scored: 1 of the 30 rows of", changed_run("\ta\t", "\tb\t")),
+            (
+                "other rows were scored: 1 of the 30 rows of",
+                changed_run('"label": "a"', '"label": "b"'),
+            ),
             ("other rows were scored: 1 of the 30 rows of", one_row_less),
             ("has no rows that were scored", unscored),
             ("is not what --do-eval writes", not_a_table),

@@ -156,5 +156,5 @@ def write_run(folder: Path, kind: str, seed: int, scale: float = 1.0) -> dict:
 
 def remove_last_row(folder: Path) -> None:
     """Of the rows that a run has scored."""
-    path = folder / "eval_predictions.tsv"
+    (path,) = folder.glob("eval_predictions.*")
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")

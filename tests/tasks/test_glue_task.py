@@ -39,9 +39,11 @@ from bert_recipe.tasks.text_sequences import TextDataset, truncate_pair
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.text_files import TableFormat
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)
+FORMAT = TableFormat()
 OWN = custom_spec("text", None, "label")
 PAIRS = [
     (
@@ -417,7 +419,9 @@ def test_models_of_other_libraries_are_scored_by_the_names_that_they_have(
 
 def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_path):
     examples = examples_of(tmp_path / "test.tsv", "abc")
-    rte = write_predictions(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
+    rte = write_predictions(
+        tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "", FORMAT
+    )
     assert rte.name == "RTE.tsv"
     assert (
         rte.read_text()
@@ -425,16 +429,18 @@ def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_p
     )
     mnli = [
         write_predictions(
-            tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name
+            tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name, FORMAT
         )
         for name in ("matched", "mismatched")
     ]
     assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
     scores = np.array([[5.4], [2.71828], [-0.1]], np.float32)
-    sts_b = write_predictions(tmp_path, examples, scores, TASKS["sts-b"], "")
+    sts_b = write_predictions(tmp_path, examples, scores, TASKS["sts-b"], "", FORMAT)
     assert sts_b.read_text() == "index\tprediction\n0\t5.000\n1\t2.718\n2\t0.000\n"
     boolq = dataclasses.replace(examples_of(tmp_path / "test.jsonl", "ab"), indices=["7", "9"])
-    path = write_predictions(tmp_path, boolq, logits_for(np.array([1, 0])), TASKS["boolq"], "")
+    path = write_predictions(
+        tmp_path, boolq, logits_for(np.array([1, 0])), TASKS["boolq"], "", FORMAT
+    )
     assert path.name == "BoolQ.jsonl"
     assert path.read_text() == '{"idx": 7, "label": "true"}\n{"idx": 9, "label": "false"}\n'
 
@@ -449,7 +455,7 @@ def test_the_terminal_shows_the_most_confident_mistakes(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert (
         lines[0]
-        == f"4 of 6 predictions are wrong; all rows are in {tmp_path / 'eval_predictions.tsv'}"
+        == f"4 of 6 predictions are wrong; all rows are in {tmp_path / 'eval_predictions.csv'}"
     )
     assert lines[2:] == [
         "  0.99  1, predicted 0: text 5",

@@ -89,9 +89,7 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
     run(model, source, target, "--text-column", "review", "--batch-size", 2)
     rows = rows_of(target)
     assert [row["id"] for row in rows] == [str(index) for index in range(len(TEXTS))]
-    assert [row["review"] for row in rows] == [
-        text.replace("\n", " ") if "tsv" in name else text for text in TEXTS
-    ]
+    assert [row["review"] for row in rows] == TEXTS
     for row, text in zip(rows, TEXTS, strict=True):
         expected = logits_of_transformers(BertForSequenceClassification, model, text).softmax(0)
         assert row["label"] == labels[int(expected.argmax())]
@@ -162,7 +160,7 @@ def test_numbers_for_a_spreadsheet_with_decimal_commas(folder, tmp_path):
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines(), delimiter=";")
     run(model, tmp_path / "in.csv", tmp_path / "out.jsonl", *flags)
     (exact,) = rows_of(tmp_path / "out.jsonl")
-    assert row["confidence"] == f"{exact['confidence']:.4f}".replace(".", ",")
+    assert row["confidence"] == repr(exact["confidence"]).replace(".", ",")
     assert row["n"] == "1,5"
 
 

@@ -147,10 +147,7 @@ def test_a_reranker_is_a_cross_encoder_with_one_output(folder):
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert np.ptp(scores) > 0.01 and min(scores) < 0  # logits
 
-    lines = (results / "eval_predictions.tsv").read_text().splitlines()
-    held_out = [
-        dict(zip(lines[0].split("\t"), line.split("\t"), strict=True)) for line in lines[1:]
-    ]
+    held_out = read_json_lines(results / "eval_predictions.jsonl")
     asked = [row["text"] for row in held_out]
     assert all(asked.count(query) == 3 for query in asked) and 2 <= len({*asked}) <= 5
     precision = average_precision_score(

@@ -17,7 +17,7 @@ from bert_recipe.tasks.classification.files import Examples
 from bert_recipe.tasks.classification.specs import SUBMISSION_SETS, TaskSpec, set_prefix
 from bert_recipe.tasks.mistakes import Mistake
 from bert_recipe.utils.files import write_atomically
-from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.output_tables import encode_table, write_like
 from bert_recipe.utils.tables import Row
 from bert_recipe.utils.text_files import TableFormat
 
@@ -193,13 +193,17 @@ def write_predictions(
     logits_nC: np.ndarray,
     spec: TaskSpec,
     set_name: str,
-    decimal: str = ".",
+    table_format: TableFormat,
 ) -> Path:
     """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
-    SuperGLUE (JSON lines), or for a custom file with probabilities and texts. decimal: the mark of
-    the numbers in a custom file.
+    SuperGLUE (JSON lines), or for a custom file with probabilities and texts, in the format of that
+    file, which was read as `table_format`.
     """
     words = predicted_words(logits_nC, spec)
+    if spec.is_custom:
+        written = as_numbers(words) if spec.regression else words
+        rows = prediction_rows(examples, logits_nC, spec, written, None)
+        return write_like(folder / spec.name, rows, examples.path, table_format)
     path = folder / submission_name(spec, set_name)
     if spec.extension == ".jsonl":
         lines = [
@@ -208,15 +212,11 @@ def write_predictions(
         ]
         write_atomically(path, "".join(lines))
         return path
-    if spec.is_custom:
-        written = as_numbers(words) if spec.regression else words
-        rows = prediction_rows(examples, logits_nC, spec, written, None)
-    else:
-        rows = [
-            {"index": index, "prediction": word}
-            for index, word in zip(examples.indices, words, strict=True)
-        ]
-    write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
+    rows = [
+        {"index": index, "prediction": word}
+        for index, word in zip(examples.indices, words, strict=True)
+    ]
+    write_atomically(path, encode_table(path, rows))
     return path
 
 
@@ -254,7 +254,8 @@ def prediction_rows(
 
 
 def scored_name(set_name: str) -> str:
-    return f"eval_predictions{SUBMISSION_SETS[set_name]}.tsv"
+    """Without the extension."""
+    return f"eval_predictions{SUBMISSION_SETS[set_name]}"
 
 
 def write_scored(
@@ -264,9 +265,11 @@ def write_scored(
     values: np.ndarray,
     spec: TaskSpec,
     set_name: str,
-    decimal: str = ".",
-) -> list[Mistake]:
-    """Writes every row of a file with labels beside its prediction; returns the mistakes."""
+    table_format: TableFormat,
+) -> tuple[Path, list[Mistake]]:
+    """Writes every row of a file with labels beside its prediction, in the format of that file,
+    which was read as `table_format`; returns the path and the mistakes.
+    """
     # The numbers that are scored are not clipped.
     words = predicted_words(logits_nC, spec)
     if spec.regression:
@@ -279,13 +282,12 @@ def write_scored(
         text = examples.texts[number] + pair
         if doubts[number] > 0:
             mistakes.append(Mistake(text, truth, word, float(doubts[number])))
-    path = folder / scored_name(set_name)
     cells: tuple[Sequence[Any], Sequence[Any]] = (words, truths)
-    if decimal == "," and spec.regression:
-        cells = (as_numbers(words), as_numbers(truths))
+    if spec.regression:
+        cells = (as_numbers(words), values.tolist())
     rows = prediction_rows(examples, logits_nC, spec, *cells)
-    write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
-    return mistakes
+    path = write_like(folder / scored_name(set_name), rows, examples.path, table_format)
+    return path, mistakes
 
 
 def wrongness(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec) -> np.ndarray:

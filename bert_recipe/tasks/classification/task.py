@@ -53,6 +53,7 @@ from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.utils.errors import UserError, listed
+from bert_recipe.utils.output_tables import names_like
 from bert_recipe.utils.progress import print_line, print_once
 
 if TYPE_CHECKING:
@@ -127,7 +128,11 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def result_files(self) -> tuple[str, ...]:
         sets = self.spec.sets
         names = [submission_name(self.spec, set_name) for set_name in sets]
-        return (*names, *(scored_name(set_name) for set_name in sets))
+        if self.spec.is_custom:
+            names = names_like(self.spec.name)
+        for set_name in sets:
+            names += names_like(scored_name(set_name))
+        return tuple(names)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
@@ -313,7 +318,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             if folder is None:
                 return {}
             path = write_predictions(
-                folder, examples, logits_nC, self.spec, set_name, self.reading.decimal
+                folder, examples, logits_nC, self.spec, set_name, self.reading.table_format
             )
             print_line(f"predictions for {len(examples)} samples in {path}")
             return {}
@@ -322,17 +327,17 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             return scores
         if warning := constant_prediction(logits_nC, values, self.spec):
             print_line(warning)
-        mistakes = write_scored(
+        path, mistakes = write_scored(
             folder,
             examples,
             logits_nC,
             values,
             self.spec,
             set_name,
-            self.reading.decimal,
+            self.reading.table_format,
         )
         if self.spec.is_custom and not self.spec.regression:
-            for line in mistake_lines(mistakes, len(examples), folder / scored_name(set_name)):
+            for line in mistake_lines(mistakes, len(examples), path):
                 print_line(line)
         return scores | most_confident(mistakes, set_prefix(set_name))
 
@@ -469,13 +474,13 @@ def check_single(examples: Examples, labels: set[str]) -> None:
     fractions = []
     if all(map(is_number, labels)):
         fractions = [label for label in labels if float(label) % 1]
-    if fractions:
-        raise UserError(
-            f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression"
-        )
     if len(labels) == len(examples) > MAX_TRIAL:
-        raise UserError(
-            f"{examples.path}: each text has a label of its own: check the column of labels"
+        advice = "add --regression" if fractions else "check the column of labels"
+        raise UserError(f"{examples.path}: each text has a label of its own: {advice}")
+    if fractions:
+        print_once(
+            f"note: {examples.path}: labels such as {min(fractions)} are {len(labels)} classes: "
+            f"add --regression if they are numbers"
         )
     separator = other_separator(labels)
     parts = {part for label in labels for part in label.split(separator)}

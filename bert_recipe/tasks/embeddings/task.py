@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import json_digest
-from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.output_tables import encode_table, names_like, write_like
 from bert_recipe.utils.tables import Row, read_texts
 from bert_recipe.utils.text_files import table_parts
 
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 SIMILARITY_SCORES = ("spearman", "pearson")
 # The rows that were scored: pairs with their cosine, or queries with the scores of each.
-SCORED_PAIRS, SCORED_QUERIES = "eval_predictions.tsv", "eval_predictions.jsonl"
+SCORED = "eval_predictions"
+SCORED_QUERIES = f"{SCORED}.jsonl"
 
 MAX_PRODUCTS = 400_000_000  # of tf-idf's queries with texts, which take seconds
 
@@ -84,7 +85,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     head = "sentence_embedding"
     logits_axis = "sequence"
     defaults_kind = "embeddings"
-    result_files = (SCORED_PAIRS, SCORED_QUERIES)
+    result_files = tuple(names_like(SCORED))
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -173,6 +174,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
                 row[column]
                 for part in table_parts(self.corpus_file)
                 for _, row in read_texts(part, [column], table_format=self.reading.table_format)
+                if row[column].strip()
             ]
             tuples = tuples.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
@@ -194,7 +196,9 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             return mean_scores(rows)
         cosines = pair_cosines(vectors, np.array(tuples.rows))
         if folder is not None:
-            write_pairs(folder / SCORED_PAIRS, tuples, cosines)
+            rows = pair_rows(tuples, cosines)
+            source = cast(Path, self.eval_file)
+            write_like(folder / SCORED, rows, source, self.reading.table_format)
         return similarity_scores(tuples, cosines)
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
@@ -408,15 +412,15 @@ def retrieval(tuples: TextTuples, vectors: Vectors, max_queries: int | None = No
     return rows
 
 
-def write_pairs(path: Path, tuples: TextTuples, cosines: np.ndarray) -> None:
-    """Writes scored pairs with the cosine of each as the prediction."""
+def pair_rows(tuples: TextTuples, cosines: np.ndarray) -> list[Row]:
+    """Scored pairs with the cosine of each as the prediction."""
     rows = []
     for (first, second), score, cosine in zip(
         tuples.rows, tuples.scores or (), cosines.tolist(), strict=True
     ):
         texts = {"text": tuples.originals[first], "pair": tuples.originals[second]}
         rows.append(texts | {"label": score, "prediction": cosine})
-    write_atomically(path, encode_table(path, rows))
+    return rows
 
 
 class TupleDataset:

@@ -42,7 +42,7 @@ from bert_recipe.tasks.task import FineTuningTask, Number, PredictionSet, Separa
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject
-from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
+from bert_recipe.utils.output_tables import encode_table, quoted_lines
 from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.text_files import table_parts
 
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
 SCORED_FILE = "eval_predictions.tsv"
+SCORED_COLUMNS = ("word", "tag", "prediction", "probability")
 SCORED_TEXTS = "eval_predictions.jsonl"  # texts with entities, whose tokens differ between models
+NO_BREAKS = str.maketrans("\t\r\n", "   ")  # columns of words have no quoting
 Finish = Callable[[TaggedDataset, np.ndarray, Path | None], JsonObject]
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have none
 
@@ -395,7 +397,7 @@ def write_scored(
     """Writes each word, or token of a text, with its tag, the predicted tag and that one's
     probability; returns the sentences with mistakes. expected, predicted: tags of units.
     """
-    lines = []
+    lines: list[list[str]] = [[*SCORED_COLUMNS], []]
     mistakes = []
     probabilities = iter(probability_U)
     for sentence, bounds, true_tags, predicted_tags, sentence_entities in zip(
@@ -405,15 +407,15 @@ def write_scored(
         for (start, stop), true, tag in zip(bounds, true_tags, predicted_tags, strict=True):
             probability = next(probabilities)
             word = sentence.shown_entity((tag, start, stop))
-            lines.append(f"{word.translate(NO_BREAKS)}\t{true}\t{tag}\t{probability:.4f}")
+            lines.append([word, true, tag, repr(probability)])
             if tag != true:
                 doubt = max(doubt, probability)
-        lines.append("")
+        lines.append([])
         if doubt > 0:
             truth = shown_entities(sentence, sentence.entities)
             prediction = shown_entities(sentence, sentence_entities)
             mistakes.append(Mistake(sentence.shown, truth, prediction, doubt))
-    write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
+    write_atomically(path, quoted_lines(lines, "\t"))
     return mistakes
 
 

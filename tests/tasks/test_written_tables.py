@@ -1,0 +1,182 @@
+"""Tables of predictions: in the format of the file that was read, with standard quoting and all
+digits; what an earlier version wrote is still compared.
+"""
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import VOCAB_FILE
+
+from bert_recipe.reporting.scored_rows import read_scored_rows
+from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.reading import NumberReadingOptions
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.text_files import TableFormat
+
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+TEXTS = [
+    '"Quoted" at the start',
+    'said "so" and, then; left',
+    '"',
+    '"""',
+    "two\nlines, and\ta tab",
+    "old\rMac",
+    " spaces ",
+    "naïve 😀",
+]
+IN_TSV = [text for text in TEXTS if not set(text) & set("\t\r\n")]  # which has none of these
+NUMBERS = [1234517.0, 0.1, 1e-7, 123456789.123, 2.5, 3.0, -4.25, 1 / 3]
+
+
+def score(path: Path, labels: list, spec, folder: Path, reading=None) -> dict:
+    """Scores a file, with predictions drawn for its rows."""
+    reading = reading or NumberReadingOptions()
+    task = ClassificationTask(spec, eval_files={"": path}, predict_files={"": path})
+    task = dataclasses.replace(task, reading=reading)
+    outputs = len(spec.labels) or 1
+    scores = {}
+    for one in task.prediction_sets(TOKENIZER):
+        logits = np.random.default_rng(0).normal(size=(len(labels), outputs)) * 1e5
+        scores |= one.finish(logits.astype(np.float32), folder)
+    numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
+    (folder / "scores.json").write_text(json.dumps(numbers))
+    return numbers
+
+
+def read(path: Path, delimiter: str = ",") -> list[dict]:
+    """By Python's csv, json and pyarrow, not by this project."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        return parquet.read_table(path).to_pylist()
+    delimiter = "\t" if path.suffix == ".tsv" else delimiter
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file, delimiter=delimiter, strict=True))
+
+
+FORMATS = [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t"), ("a.jsonl", ""), ("a.parquet", "")]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), FORMATS)
+def test_every_row_and_value_comes_back_in_the_format_of_the_input(tmp_path, name, delimiter):
+    texts = IN_TSV if name == "a.tsv" else TEXTS
+    labels = ["new\nline, x", "b", "b", '"c"', "b", "b", "b", "b"][: len(texts)]
+    if name == "a.tsv":
+        labels[0] = "x"
+    rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+    path = tmp_path / name
+    if name == "a.tsv":
+        path.write_text("text\tlabel\n" + "".join(f"{r['text']}\t{r['label']}\n" for r in rows))
+    else:
+        path.write_bytes(encode_table(path, rows, TableFormat(delimiter or None)))
+    spec = dataclasses.replace(custom_spec("text", None, "label"), labels=tuple({*labels}))
+    scores = score(path, labels, spec, tmp_path)
+    for stem in ("eval_predictions", "predictions"):
+        (written,) = tmp_path.glob(f"{stem}.*")
+        assert written.suffix == path.suffix
+        table = read(written, delimiter)
+        assert [row["text"] for row in table] == texts
+        assert all(row["prediction"] in labels for row in table)
+    (scored,) = tmp_path.glob("eval_predictions.*")
+    assert [row["label"] for row in read(scored, delimiter)] == labels
+    rows_of_run = read_scored_rows([tmp_path])[""]
+    for name, value in scores.items():
+        assert rows_of_run.scores[name].value() == pytest.approx(value)
+
+
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_numbers_have_all_digits(tmp_path, decimal):
+    cells = [str(number).replace(".", decimal) for number in NUMBERS]
+    lines = [f"{text};{cell}\n" for text, cell in zip("abcdefgh", cells, strict=True)]
+    (tmp_path / "a.csv").write_text("text;label\n" + "".join(lines))
+    spec = custom_spec("text", None, "label", regression=True)
+    scores = score(
+        tmp_path / "a.csv", NUMBERS, spec, tmp_path, NumberReadingOptions(decimal=decimal)
+    )
+    table = read(tmp_path / "eval_predictions.csv", ";")
+    assert [float(row["label"].replace(decimal, ".")) for row in table] == NUMBERS
+    logits = (np.random.default_rng(0).normal(size=(8, 1)) * 1e5).astype(np.float32)
+    predictions = [float(row["prediction"].replace(decimal, ".")) for row in table]
+    assert predictions == logits[:, 0].astype(float).tolist()
+    found = read_scored_rows([tmp_path])[""].scores["pearson"].value()
+    assert found == pytest.approx(scores["pearson"], rel=1e-12)
+
+
+def test_pandas_reads_what_is_written(tmp_path):
+    pytest.importorskip("pandas")
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "ababbaba", strict=True)]
+    for name in ("a.csv", "a.tsv"):
+        (tmp_path / name).write_bytes(encode_table(tmp_path / name, rows))
+        code = f"import pandas; table = pandas.read_csv({name!r}, sep=None, engine='python'); "
+        code = code.replace(
+            "sep=None, engine='python'", f"sep={',' if name[2] == 'c' else chr(9)!r}"
+        )
+        code += "print(table.to_json(orient='records'))"
+        result = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert json.loads(result.stdout) == rows
+
+
+def old_table(rows: list[dict]) -> str:
+    """As versions before wrote TSV: without quoting, breaks as spaces, six digits of labels."""
+    breaks = str.maketrans("\t\r\n", "   ")
+    lines = ["\t".join(rows[0])]
+    lines += ["\t".join(str(cell).translate(breaks) for cell in row.values()) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def test_tables_of_earlier_versions_have_the_same_rows(tmp_path):
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "abababab", strict=True)]
+    path = tmp_path / "a.csv"
+    path.write_bytes(encode_table(path, rows))
+    spec = dataclasses.replace(custom_spec("text", None, "label"), labels=("a", "b"))
+    score(path, rows, spec, tmp_path)
+    new = read_scored_rows([tmp_path])[""]
+    table = read(tmp_path / "eval_predictions.csv")
+    (tmp_path / "eval_predictions.csv").unlink()
+    (tmp_path / "eval_predictions.tsv").write_text(old_table(table))
+    old = read_scored_rows([tmp_path])[""]
+    assert old.keys == new.keys and len(old.keys) == len(TEXTS)
+    np.testing.assert_array_equal(old.probabilities_nC, new.probabilities_nC)
+    np.testing.assert_array_equal(old.labels_n, new.labels_n)
+
+
+def test_numbers_of_earlier_versions_have_the_same_rows(tmp_path):
+    rows = [{"text": str(number), "label": number} for number in NUMBERS]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(encode_table(path, rows))
+    score(path, rows, custom_spec("text", None, "label", regression=True), tmp_path)
+    new = read_scored_rows([tmp_path])[""]
+    table = read(tmp_path / "eval_predictions.jsonl")
+    (tmp_path / "eval_predictions.jsonl").unlink()
+    table = [row | {"label": f"{row['label']:g}"} for row in table]
+    (tmp_path / "eval_predictions.tsv").write_text(old_table(table))
+    assert read_scored_rows([tmp_path])[""].keys == new.keys
+
+
+def test_words_of_earlier_versions_have_the_same_rows(tmp_path):
+    """A word that is a quotation mark."""
+    (tmp_path / "a.tsv").write_text('"\tO\nAnna\tB-PER\n"\tO\n\nOslo\tB-LOC\n')
+    task = TokenClassificationTask(eval_file=tmp_path / "a.tsv", labels=("O", "B-PER", "B-LOC"))
+    (one,) = task.prediction_sets(TOKENIZER)
+    count = int(one.dataset.lengths.sum())
+    scores = one.finish(np.random.default_rng(0).normal(size=(count, 3)), tmp_path)
+    (tmp_path / "scores.json").write_text(json.dumps({"f1": scores["f1"]}))
+    new = read_scored_rows([tmp_path])[""]
+    path = tmp_path / "eval_predictions.tsv"
+    assert '""""\tO\t' in path.read_text()
+    old = path.read_text().replace('""""', '"').replace("prediction", "predicted")
+    path.write_text(old)
+    assert read_scored_rows([tmp_path])[""].keys == new.keys
+    assert sorted(len(key) for key in new.keys) == [3, 7]
