@@ -31,29 +31,30 @@ def is_number(text: str) -> bool:
 
 
 def known_label(label: str, known: Collection[str]) -> str:
-    """The one of `known` that is `label`, or has its value: pandas writes 1 as 1.0 where a number
-    of the column is missing, and true as True; or the only one that differs in case only, as
-    models of MNLI have ENTAILMENT. `label` itself if there is none.
+    """The one of `known` that is `label`; or, if all are whole numbers, the same number: pandas
+    writes 1 as 1.0 where a number of the column is missing; or the only one that differs in case
+    only, as pandas has True, and models of MNLI ENTAILMENT. `label` itself if there is none.
     """
     if label in known:
         return label
-    value = value_of(label)
-    if value is not None:
-        return next((other for other in known if value_of(other) == value), label)
+    number = whole_number(label)
+    numbers = {whole_number(other): other for other in known}
+    if number is not None and None not in numbers:
+        return numbers.get(number, label)
     equal = [other for other in known if other.casefold() == label.casefold()]
     return equal[0] if len(equal) == 1 else label
 
 
-def value_of(label: str) -> float | str | None:
-    """The value of a number, or how JSON writes a truth value; None for other labels."""
-    if is_number(label):
-        return float(label)
-    return label.casefold() if label.casefold() in TRUTH_VALUES else None
+def whole_number(label: str) -> int | None:
+    """The number that is written as 1 or 1.0; None for other labels, such as the code 1.10."""
+    match = re.fullmatch(r"(-?(?:0|[1-9][0-9]*))(?:\.0)?", label)
+    return None if match is None else int(match[1])
 
 
 def check_spelling(path: Path, labels: Iterable[str]) -> None:
-    """Raises UserError if two of the labels in `path` are the same value or look the same: another
-    Unicode form, or a character that is not shown. Prints a warning if they differ in case only.
+    """Raises UserError if two of the labels in `path` look the same: another Unicode form, or a
+    character that is not shown; or are the same number as pandas writes it in two ways, where all
+    are whole numbers. Prints a warning if they differ in case only, or are the same number.
     """
     labels = sorted(labels)
     if missing := [label for label in labels if label.casefold() in MISSING]:
@@ -72,9 +73,11 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
                 return f"{path}: labels {other!a} and {label!a}"
         return None
 
-    same_value = equal_labels(lambda label: float(label) if is_number(label) else label)
-    if same_value is not None:
-        raise UserError(f"{same_value} are the same value: write it in one way")
+    same_number = equal_labels(lambda label: float(label) if is_number(label) else label)
+    if same_number is not None and all(whole_number(label) is not None for label in labels):
+        raise UserError(f"{same_number} are the same value: write it in one way")
+    if same_number is not None:
+        print_once(f"warning: {one_line(same_number)} are the same number: they are two labels")
     same_look = equal_labels(visible)
     if same_look is not None:
         raise UserError(f"{same_look} look the same: write them in one way")

@@ -299,13 +299,12 @@ def without_separator_line(file: TextFile, problems: list[tuple[str, str]]) -> I
 def read_text_lines(
     file: TextFile, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """The lines of a .txt file that are not empty, in a column `text`."""
+    """The lines of a .txt file, also empty ones, in a column `text`."""
     if problem := column_problem(["text"], columns):
         file.on_bad(file.path, problem)
         return
     for line in file:
-        if text := line.strip():
-            yield file.number, {"text": text}
+        yield file.number, {"text": line.rstrip("\r\n")}
 
 
 def read_json_lines(

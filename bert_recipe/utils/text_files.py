@@ -169,6 +169,12 @@ class TextFile:
                             advice += f", or give --encoding {marks[0]}"
                         self.on_bad(self.path, f"{marks[0]}, not UTF-8: {advice}")
                         return
+                    if starts_file and self.format != ".json" and is_one_line_of_several(raw):
+                        advice = "convert it with tr '\\r' '\\n' < FILE > NEW_FILE"
+                        self.on_bad(
+                            self.path, f"lines end with carriage returns, as on old Macs: {advice}"
+                        )
+                        return
                     line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
                     if why is not None and self.has_flags and "iconv" in why:
                         why += ", or give --encoding"
@@ -253,6 +259,11 @@ def why_no_file(path: Path) -> str:
     if path.exists():  # files are read more than once
         return "is a pipe or a device: write its content to a file, and give that"
     return "does not exist: check the path"
+
+
+def is_one_line_of_several(raw: bytes) -> bool:
+    """Whether the first line of a file is all of it, and has line ends of old Macs."""
+    return not raw.endswith(b"\n") and b"\r" in raw.rstrip(b"\r")
 
 
 def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:

@@ -160,3 +160,14 @@ def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
     documents = read_documents(tmp_path / "a.parquet", on_bad=lambda where, why: bad.append(where))
     assert [document.paragraphs for document in documents] == [["Good."], ["Fine."]]
     assert bad == [f"{tmp_path}/a.parquet, row 2"]
+
+
+def test_documents_of_wikiextractor_are_documents_without_its_marks(tmp_path):
+    """Also where its files are named .txt."""
+    text = '<doc id="12" url="https://a.org/?curid=12" title="One">\nOne\n\nA text.\n</doc>\n'
+    text += '<doc id="13" url="u" title="&lt;">\n</doc>\n<doc id="14" url="u" title="T">\nT\n\n'
+    text += "x <doc> y\n\n</doc>\n"
+    path = tmp_path / "wiki_00.txt"
+    path.write_text(text)
+    expected = [(str(path), ["One", "A text."]), (str(path), ["T", "x <doc> y"])]
+    assert list(read_documents(path)) == expected

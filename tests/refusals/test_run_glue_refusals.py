@@ -122,10 +122,12 @@ TABLES = [
             # One class per text.
             ("expected one label: ...--task-name multi-label", 'text,label\na,"[0, 0, 1]"\n'),
             ("expected one label: ...--task-name multi-label", "text,label\na,\"['x', 'y']\"\n"),
-            ("such as 0.35: add --regression", csv_rows("1", "0.35")),
+            (
+                "each text has a label of its own: add --regression",
+                csv_rows(*(f"{number / 8}" for number in range(11))),
+            ),
             ("all labels are 'x'", csv_rows("x", "x")),
             ("labels '1' and '1.0' are the same value", csv_rows("1", "1.0")),
-            ("labels '02' and '2' are the same value", csv_rows("2", "02")),
             ("look the same: write them in one way", csv_rows("e\u0301", "\xe9")),
             ("look the same: write them in one way", csv_rows("good", "good\u200b")),
             ("look the same: write them in one way", csv_rows("\u2764", "\u2764\ufe0f")),
@@ -166,6 +168,7 @@ TABLES = [
                 '{"text": "a", "label": null}',
             ),
             (":1: 'label' is nan, expected a label: it is missing", '{"text": "a", "label": NaN}'),
+            (":1: 'label' is 4.5: add --regression, or write", '{"text": "a", "label": 4.5}'),
         )
     ),
     *(

@@ -342,10 +342,62 @@ def test_the_log_of_rows_left_out_is_of_the_first_process_and_of_both_files_of_a
         (("neutral", "entailment"), "ENTAILMENT", "entailment"),
     ],
 )
-def test_labels_of_equal_value_in_another_file_are_the_same(tmp_path, known, written, read):
+def test_labels_of_equal_value_in_another_file_are_the_same(tmp_path, known, written, read, capsys):
     (tmp_path / "a.csv").write_text(f"text,label\na,{written}\n")
     spec = replace(custom_spec("text", None, "label"), labels=known)
     assert read_examples(tmp_path / "a.csv", spec, labelled=True).labels == [read]
+    note = f"a.csv: labels are read as those that are known: {written!r} as {read!r}\n"
+    assert (note in capsys.readouterr().out) == (written != read)
+
+
+@pytest.mark.parametrize(
+    "codes", [("1.1", "1.10"), ("250.0", "250.00", "250.11"), ("007", "7"), ("V30.0", "V30.00")]
+)
+def test_codes_are_text(tmp_path, codes, capsys):
+    """Of a training file, and in another one, where a code that is not known is an error."""
+    rows = [f"text {row},{code}\n" for row, code in enumerate(2 * codes)]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(rows))
+    spec = custom_spec("text", None, "label")
+    examples = read_examples(tmp_path / "a.csv", spec, labelled=True)
+    labels = find_labels(examples, spec)
+    assert examples.labels == [*codes, *codes] and sorted(labels) == sorted(codes)
+    output = capsys.readouterr().out
+    assert ("add --regression if they are numbers" in output) == (codes[0] in ("1.1", "250.0"))
+    known = replace(spec, labels=codes[1:])
+    with pytest.raises(UserError, match=f"label '{codes[0]}', expected one of"):
+        read_examples(tmp_path / "a.csv", known, labelled=True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "labels"),
+    [
+        ("\"{'b', 'a'}\"", ("a", "b")),
+        ("{'a'}", ("a",)),
+        ("set()", ()),
+        ("\"frozenset({'a', 'b'})\"", ("a", "b")),
+        ("\"('a', 'b')\"", ("a", "b")),
+        ("\"('a',)\"", ("a",)),
+        ("()", ()),
+        ('"{2, 1}"', ("1", "2")),
+        ("(other)", ("(other)",)),
+        ("{other}|x", ("{other}", "x")),
+        (' "a|b"', ("a", "b")),
+    ],
+)
+def test_collections_of_pandas_are_several_labels(tmp_path, cell, labels):
+    (tmp_path / "a.csv").write_text(f"text,label\nsome text,{cell}\n")
+    spec = custom_spec("text", None, "label", multi_label=True)
+    assert read_examples(tmp_path / "a.csv", spec, True).label_sets == [labels]
+
+
+@pytest.mark.parametrize(
+    ("cell", "label"),
+    [(' "x"', "x"), (' "x y" ', "x y"), ('"(0, 5)"', "(0, 5)"), ("{a}", "{a}"), ('"""x"""', '"x"')],
+)
+def test_labels_of_single_classes_are_text(tmp_path, cell, label):
+    (tmp_path / "a.csv").write_text(f"text,label\nsome text,{cell}\n")
+    spec = custom_spec("text", None, "label")
+    assert read_examples(tmp_path / "a.csv", spec, True).labels == [label]
 
 
 def test_classes_of_annotation_tools_are_read(tmp_path):

@@ -80,7 +80,8 @@ def test_lines_of_a_text_file_are_a_table_for_programs_that_have_flags(tmp_path)
     path = tmp_path / "a.txt"
     path.write_text("one, two\n\n  three\t4\r\n", newline="")
     file = TextFile(path, table_format=TableFormat())
-    assert list(read_rows(file)) == [(1, {"text": "one, two"}), (3, {"text": "three\t4"})]
+    texts = ["one, two", "", "  three\t4"]
+    assert list(read_rows(file)) == [(n, {"text": text}) for n, text in enumerate(texts, 1)]
     with pytest.raises(UserError, match="no column 'label'; it has 'text'"):
         list(read_rows(TextFile(path, table_format=TableFormat()), ["text", "label"]))
 
@@ -197,7 +198,6 @@ def test_values_of_any_type_are_written(tmp_path):
         "raw": "b'x'",
     }
     assert found == expected
-    assert read(write(tmp_path / "a.tsv", [row]))[0][1]["text"] == "a b"
     assert json.loads(encode_table(tmp_path / "a.jsonl", [row]))["day"] == "2020-02-03"
     assert csv.field_size_limit() == 64 << 20
 
@@ -232,3 +232,19 @@ def test_bad_bytes_end_the_record_and_lines_are_numbered_on(name, tmp_path):
     assert all(set("abcdefghi") >= set(row["text"]) - {"\n"} for _, row in rows)
     assert len(bad) == (2 if name == "cells.csv" else 1)
     assert all("not UTF-8" in why for _, why in bad)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.jsonl", "a.txt.gz"])
+def test_line_ends_of_old_macs_are_named(tmp_path, name):
+    content = b'{"text": "a"}\r{"text": "b"}\r' if "json" in name else b"text\ra\rb\r"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match="lines end with carriage returns, as on old Macs: convert"):
+        list(read_rows(TextFile(tmp_path / name, table_format=TableFormat())))
+
+
+def test_carriage_returns_that_end_no_line_are_read(tmp_path):
+    """JSON has them as spaces, and a file of one line at its end."""
+    (tmp_path / "a.json").write_bytes(b'[{"text":\r"a"}]')
+    assert read(tmp_path / "a.json") == [(1, {"text": "a"})]
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r')
+    assert read(tmp_path / "a.jsonl") == [(1, {"text": "a"})]

@@ -14,6 +14,7 @@ from bert_recipe.utils.text_files import TABLES, OnBad, raise_error
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000
+WIKI_EXTRACTOR = re.compile(r'<doc id="[^"]*" .*>|</doc>')  # around its documents
 
 
 class Document(NamedTuple):
@@ -59,14 +60,17 @@ def read_documents(
 
 def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
     """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document`
-    characters long. A paragraph longer than `MAX_DOCUMENT` is divided after a line.
+    characters long, or by a mark of WikiExtractor. A paragraph longer than `MAX_DOCUMENT` is
+    divided after a line.
     """
     paragraphs: list[str] = []  # of the document, without the one that is read
     document_size = 0  # of `paragraphs`, in characters
     paragraph: list[str] = []  # its lines
     paragraph_size = 0
     for line in chain(lines, [""]):
-        if line.strip() and paragraph_size < MAX_DOCUMENT:
+        is_mark = WIKI_EXTRACTOR.fullmatch(line.strip()) is not None
+        is_text = not is_mark and bool(line.strip())
+        if is_text and paragraph_size < MAX_DOCUMENT:
             paragraph.append(line)
             paragraph_size += len(line)
             continue
@@ -74,9 +78,9 @@ def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
         if paragraph:
             paragraphs.append("".join(paragraph).strip())
             document_size += paragraph_size
-        paragraph = [line] if line.strip() else []
-        paragraph_size = len(line) if line.strip() else 0
-        if document_size >= max_document:
+        paragraph = [line] if is_text else []
+        paragraph_size = len(line) if is_text else 0
+        if paragraphs and (is_mark or document_size >= max_document):
             yield Document(lines.path, paragraphs)
             paragraphs = []
             document_size = 0

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, PO
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import read_group
-from bert_recipe.utils.errors import UserError, listed
+from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import (
     Row,
@@ -31,6 +31,8 @@ from bert_recipe.utils.tables import (
 from bert_recipe.utils.text_files import table_parts
 
 Cell = TypeVar("Cell")
+LISTS: Mapping[str, Any] = {"[": list}
+COLLECTIONS: Mapping[str, Any] = {**LISTS, "(": tuple, "{": set}  # as pandas writes cells to CSV
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def read_part(
     file = reading.open(path, bad)
     skipped = 0
     is_first = True
+    merged: dict[str, str] = {}  # labels that are read as other ones
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
             if file.format.startswith(".json"):
@@ -153,7 +156,7 @@ def read_part(
                 check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
             if reading.decimal == "," and spec.regression and labelled:
                 row = row | {spec.label: with_point(row[spec.label], spec.label)}
-            samples = samples_of(row, spec, labelled)
+            samples = samples_of(row, spec, labelled, merged)
             index = read_index(row, spec, taken)
             group = "" if group_column is None else read_group(row[group_column], group_column)
         except ValueError as error:
@@ -166,6 +169,11 @@ def read_part(
     bad.finish(num_kept=0 if is_first else None)
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")
+    if merged:
+        pairs = [f"{label!r} as {known!r}" for label, known in merged.items()]
+        print_once(
+            one_line(f"note: {path}: labels are read as those that are known: {listed(pairs)}")
+        )
 
 
 def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example]) -> Examples:
@@ -193,13 +201,13 @@ def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example
 Sample = tuple[str, str | None, tuple[str, ...]]  # text, pair and labels of an Example
 
 
-def samples_of(row: Row, spec: TaskSpec, labelled: bool) -> list[Sample]:
+def samples_of(row: Row, spec: TaskSpec, labelled: bool, merged: dict[str, str]) -> list[Sample]:
     """The sample in a row, or with `spec.negatives` one for each of its second texts. Raises
-    ValueError for bad texts and labels.
+    ValueError for bad texts and labels. merged: see `read_labels`.
     """
     if spec.negatives and labelled:
         return judged_pairs(row, spec)
-    labels = read_labels(row, spec) if labelled else ()
+    labels = read_labels(row, spec, merged) if labelled else ()
     text = to_text(row[spec.text], spec.text)
     pair = None if spec.pair is None else to_text(row[spec.pair], spec.pair)
     return [(text, pair, labels)]
@@ -224,15 +232,20 @@ def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:
     return index
 
 
-def read_labels(row: Row, spec: TaskSpec) -> tuple[str, ...]:
+def read_labels(row: Row, spec: TaskSpec, merged: dict[str, str]) -> tuple[str, ...]:
     """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
-    or not in `spec.labels`.
+    or not in `spec.labels`. merged: takes those that are read as another one.
     """
     if spec.label_columns:
         return tuple(name for name in spec.label_columns if is_one(row[name], name))
     value = row[spec.label]
+    if (
+        isinstance(value, float) and value % 1 > 0 and not spec.regression
+    ):  # not a text, as a code is
+        raise ValueError(f"{spec.label!r} is {value!r}: add --regression, or write classes as text")
     cell = to_labels(value, spec) if spec.multi_label else (to_label(value, spec.label),)
     labels = tuple(known_label(label, spec.labels) for label in cell)
+    merged |= {given: label for given, label in zip(cell, labels, strict=True) if given != label}
     for label in labels:
         check_label(label, spec)
     return labels
@@ -278,7 +291,8 @@ def to_labels(value: Any, spec: TaskSpec) -> tuple[str, ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, str):
-        listed_labels = None if spec.label_separator else parse_list(value, name)
+        value = unquoted(value)
+        listed_labels = None if spec.label_separator else parse_list(value, name, COLLECTIONS)
         parts = [part.strip() for part in value.split(separator)]
         value = parts if listed_labels is None else listed_labels
     if not isinstance(value, list):
@@ -294,19 +308,33 @@ def to_labels(value: Any, spec: TaskSpec) -> tuple[str, ...]:
     return labels
 
 
-def parse_list(text: str, name: str) -> list[Any] | None:
-    """The list that JSON or Python write as `text`; None if it is none. Raises ValueError for what
-    looks like a list of another kind, such as an array of NumPy.
+def unquoted(text: str) -> str:
+    """A cell without space around it; of CSV with a space after each comma, without the quotation
+    marks, which do not begin the cell there.
     """
-    if not (text.startswith("[") and text.endswith("]")):
+    stripped = text.strip()
+    if text.startswith(" ") and re.fullmatch('"[^"]+"', stripped):
+        return stripped[1:-1].strip()
+    return stripped
+
+
+def parse_list(text: str, name: str, kinds: Mapping[str, Any] = LISTS) -> list[Any] | None:
+    """The list that JSON or Python write as `text`; None if it is none. Raises ValueError for what
+    looks like a list of another kind, such as an array of NumPy. kinds: what Python's values may
+    be, by the bracket that they begin with.
+    """
+    if kinds is COLLECTIONS and (match := re.fullmatch(r"(?:frozen)?set\((.*)\)", text)):
+        text = match[1] or "()"
+    kind = kinds.get(text[:1])
+    if kind is None or text[-1] not in "])}":
         return None
     for parse in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = parse(text)
             # Python joins strings without a comma between them, as NumPy writes them.
-            if not re.search(r"""(['"])\s+\1""", text):
-                return value
-    if re.search(r"[,\s]", text):
+            if isinstance(value, kind) and not re.search(r"""(['"])\s+\1""", text):
+                return sorted(value, key=str) if kind is set else list(value)
+    if kind is list and text[-1] == "]" and re.search(r"[,\s]", text):
         raise ValueError(
             f"{name!r} is {text!r}, which is neither JSON's nor Python's list: write "
             f'["a", "b"], or labels with {LABEL_SEPARATOR!r} between them'
@@ -319,7 +347,7 @@ def to_label(value: Any, name: str) -> str:
     number, or one of them in a list.
     """
     if isinstance(value, str):
-        value = value.strip()
+        value = unquoted(value)
     if isinstance(value, str) and (parsed := parse_list(value, name)) is not None:
         value = parsed
     if isinstance(value, list):
