@@ -35,6 +35,7 @@ import numpy as np
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import last_change, refuse_pointer
 from bert_recipe.utils.json_files import JsonObject, read_json
+from bert_recipe.utils.text_files import check_one_split
 
 KEYS = (
     "input_ids",
@@ -367,6 +368,8 @@ def open_shards(folder: str | Path) -> list[Shard]:
     changed since.
     """
     paths = find_shards(folder)
+    # NVIDIA's folders have both, and its program reads those of training.
+    check_one_split(Path(folder), [path.name for path in paths], "name a single shard")
     index = Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]

@@ -25,7 +25,7 @@ from bert_recipe.data_preparation.options import (
 )
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.files import file_digest, write_atomically
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
@@ -68,6 +68,8 @@ def format_stage(
 
     def make(folder: Path, inputs: Files, executor: Executor) -> JsonObject:
         files = find_inputs()
+        names = [Path(file).name for file in files]
+        print_line(f"note: format {name}: reads {listed(names, 5)}")
         if others := left_out(paths, SOURCE_FORMATS[dataset]):
             print_line(f"note: format {name}: {others}")
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]

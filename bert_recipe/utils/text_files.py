@@ -205,8 +205,8 @@ def table_parts(path: Path) -> list[Path]:
     or `path` alone. Raises UserError if there are none, or if they are not one split.
     """
     if path.is_dir():
-        names = sorted(part for part in path.iterdir() if not part.name.startswith((".", "_")))
-        parts = [part for part in names if kind_of(part.name)[0] in (*TABLES, ".json")]
+        visible = sorted(part for part in path.iterdir() if not part.name.startswith((".", "_")))
+        parts = [part for part in visible if kind_of(part.name)[0] in (*TABLES, ".json")]
         if not parts:
             raise UserError(f"{path} is a folder without {', '.join(TABLES)}: check the path")
     elif "*" in path.name and not path.exists():
@@ -215,19 +215,25 @@ def table_parts(path: Path) -> list[Path]:
             raise UserError(f"{path}: no file has such a name: check the path")
     else:
         return [path]
-    check_one_split(path, [part.name for part in parts])
+    folder = path if path.is_dir() else path.parent
+    names = [part.name for part in parts]
+    check_one_split(path, names, f"name a single file, or those of one split, as '{folder}/train*'")
+    compressed = [name for name in names if kind_of(name)[1]]
+    for name in compressed:
+        if name.removesuffix(kind_of(name)[1]) in names:
+            raise UserError(f"{path} has {name} and the same without compression: remove one")
     if len({kind_of(part.name)[0] for part in parts}) > 1:
         raise UserError(
             f"{path}: {parts[0].name} and {parts[-1].name} have different formats: name files of "
-            f"one format, such as '{path if path.is_dir() else path.parent}/*.csv'"
+            f"one format, such as '{folder}/*.csv'"
         )
-    print_once(f"note: {path}: reads {listed([part.name for part in parts])}")
+    print_once(f"note: {path}: reads {listed(names)}")
     return parts
 
 
-def check_one_split(path: Path, names: Sequence[str]) -> None:
+def check_one_split(path: Path, names: Sequence[str], advice: str) -> None:
     """Raises UserError if the files `names`, which `path` means, are of several splits, or only
-    some of them have the word of a split in their names.
+    some of them have the word of a split in their names. advice: what to do besides moving files.
     """
     names_of_split: dict[str, list[str]] = {}
     for name in names:
@@ -239,10 +245,9 @@ def check_one_split(path: Path, names: Sequence[str]) -> None:
     for split, members in sorted(names_of_split.items()):
         kind = f"of {split}" if split else "without the word of a split"
         kinds.append(f"{listed(members, 2)} ({kind})")
-    folder = path if path.is_dir() else path.parent
     raise UserError(
-        f"{path} has {' and '.join(kinds)}, and all would be read: name a single file, or those of "
-        f"one split, such as '{folder}/train*', or move the others to another folder"
+        f"{path} has {' and '.join(kinds)}, and all would be read: {advice}, or move the others to "
+        "another folder"
     )
 
 

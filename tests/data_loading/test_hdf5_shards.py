@@ -98,6 +98,16 @@ def test_folders_without_a_shard_are_named(tmp_path, name, content, words):
     assert_opening_fails(tmp_path, tmp_path, words)
 
 
+def test_a_folder_of_training_and_test_shards_is_refused(tmp_path, rows):
+    """NVIDIA's have both, and its program reads those of training."""
+    for name in ("books_training_0", "books_training_1"):
+        write_shard(tmp_path / f"{name}.hdf5", pretraining_types(rows), {})
+    assert len(open_shards(tmp_path)) == 2
+    write_shard(tmp_path / "books_test_0.hdf5", pretraining_types(rows), {})
+    with pytest.raises(UserError, match=r"books_test_0.hdf5 \(of test\) and books_training_0"):
+        open_shards(tmp_path)
+
+
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
 def test_shard_that_is_cut_off_is_named(tmp_path, rows, write):
     path = write(tmp_path / "cut.hdf5", pretraining_types(rows))

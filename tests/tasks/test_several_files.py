@@ -92,9 +92,10 @@ def test_articles_of_several_squad_files_are_one_file(tmp_path):
         ("valid1.csv val_2.csv DEV.csv", None),
         ("part1.csv part2.csv", None),
         ("contest.csv developer.csv validity.csv", None),
+        ("a.csv a.csv.gz", "a.csv.gz and the same without compression"),
     ],
 )
-@pytest.mark.parametrize("pattern", ["", "*.csv"])
+@pytest.mark.parametrize("pattern", ["", "*"])
 def test_files_of_one_split_are_read_and_named(names, refused, pattern, tmp_path, capsys):
     folder = tmp_path / "train_and_test"  # only the names of files count
     folder.mkdir()
