@@ -135,7 +135,7 @@ TRAINING_FILES = [
         ("not in its context at character", answered("Anna", 5)),
         ("at character -4", answered("Anna", -4)),
         ("question q1: its answer ' '", answered(" ", 4)),
-        ("question q1: it has no answer to train on", document(entry(answers=[]))),
+        ("no question has an answer to learn: give `answers`", document(entry(answers=[]))),
     )
 ]
 

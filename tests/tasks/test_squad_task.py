@@ -2,6 +2,8 @@
 span.
 """
 
+import bz2
+import gzip
 import json
 import math
 import time
@@ -26,6 +28,7 @@ from bert_recipe.tasks.squad.task import (
 )
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.output_tables import encode_table
 
 SAMPLE, SHARED = ROOT / "data/sample/squad", SHARED_DATA / "squad"
 TOKENIZER = BertTokenizer(BERT_VOCAB_FILE)
@@ -288,6 +291,41 @@ def test_a_question_per_row_is_read_as_in_hugging_faces_data_sets(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"data": unanswered}))
     found = read_squad(tmp_path / "a.json")
     assert [question.id for question in found.questions] == ["0", "1"] and not found.version_2
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("a.jsonl", {"answer": "Anna", "answer_start": 0}),
+        ("a.jsonl", {"answer_text": "Anna", "answer_start": 0}),
+        ("a.jsonl", {"answer": {"text": "Anna", "answer_start": 0}}),
+        ("a.jsonl", {"answer": ["Anna"], "answer_start": [0]}),
+        ("a.csv", {"answer": "Anna", "answer_start": 0}),
+        ("a.tsv.gz", {"answer": "Anna", "answer_start": 0}),
+        ("a.parquet", {"answer": "Anna", "answer_start": 0}),
+    ],
+)
+def test_an_answer_in_columns_is_read(tmp_path, name, columns):
+    empty = dict.fromkeys(columns, "") if name[2] in "ct" else dict.fromkeys(columns)
+    row = {"id": "1", "context": "Anna sang.", "question": "Who?"}
+    rows = [row | columns, row | {"id": "2"} | empty]
+    (tmp_path / name).write_bytes(encode_table(tmp_path / name, rows))
+    squad = read_squad(tmp_path / name)
+    assert [question.answers for question in squad.questions] == [(Answer("Anna", 0),), ()]
+    assert squad.version_2
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "a.JSON.bz2", "a.jsonl.gz"])
+def test_compressed_files_are_read(tmp_path, name):
+    rows = [flat_row({"text": ["Anna"], "answer_start": [0]})]
+    content = json.dumps(rows[0] if "jsonl" in name else {"data": rows}).encode()
+    compress = bz2.compress if name.endswith("bz2") else gzip.compress
+    (tmp_path / name).write_bytes(compress(content))
+    (question,) = read_squad(tmp_path / name).questions
+    assert question.answers == (Answer("Anna", 0),)
+    (tmp_path / name).write_bytes(compress(content)[:-9])
+    with pytest.raises(UserError, match="truncated or damaged"):
+        read_squad(tmp_path / name)
 
 
 def test_file_to_predict_needs_no_answers(tmp_path):

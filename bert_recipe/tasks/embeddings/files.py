@@ -79,7 +79,7 @@ def read_tuples(
         if columns:
             groups = table_rows(file, columns, score_columns, reading, bad, prompt)
             samples = samples_of(groups, file, num_negatives, bad)
-        elif part.suffix == ".json":
+        elif part.name.lower().removesuffix(file.compression).endswith(".json"):
             samples = squad_pairs(file)
         else:
             samples = neighbouring_lines(file, bad)

@@ -17,9 +17,9 @@ from bert_recipe.utils.command_line import (
     positive_int,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject, from_json, read_json
+from bert_recipe.utils.json_files import JsonObject, from_json, parse_json, read_json
 from bert_recipe.utils.tables import read_rows
-from bert_recipe.utils.text_files import TextFile, table_parts
+from bert_recipe.utils.text_files import TABLES, TextFile, table_parts
 from bert_recipe.utils.words import from_utf16, spaced_spans
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -106,7 +106,7 @@ PARAGRAPH = {"context": str, "qas": list[Any]}
 
 def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
     """Reads the SQuAD file `path`, or a question per row as in Hugging Face's data set: `data` of a
-    JSON file, JSON lines or Parquet; or the files that `table_parts` finds. bad: takes the
+    JSON file, or a table; also compressed; or the files that `table_parts` finds. bad: takes the
     articles, paragraphs and questions that are not as expected; by default UserError names them.
     Raises UserError if no question is left.
     """
@@ -143,8 +143,12 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
 
 def read_document(path: Path, bad: BadRows) -> Any:
     """The content of one file, with its articles or rows in `data`."""
-    if path.suffix in (".jsonl", ".parquet"):
-        return {"data": [row for _, row in read_rows(TextFile(path, bad.add))]}
+    file = TextFile(path, bad.add)
+    is_document = path.name.lower().removesuffix(file.compression).endswith(".json")
+    if file.format in TABLES and not is_document:
+        return {"data": [row for _, row in read_rows(file)]}
+    if file.compression:
+        return parse_json("".join(TextFile(path)).encode(), f"SQuAD file {path}")
     return read_json(path, "SQuAD file")
 
 
@@ -171,14 +175,8 @@ def nested_rows(document: Any) -> Any:
         return document
     questions = []
     for number, row in enumerate(rows):
-        given = row.get("answers") or {}
-        texts, starts = as_list(given.get("text")), as_list(given.get("answer_start"))
-        answers = [
-            {"text": text, "answer_start": start}
-            for text, start in itertools.zip_longest(texts, starts)
-        ]
         questions.append(
-            {"id": row.get("id", number), "question": row["question"], "answers": answers}
+            {"id": row.get("id", number), "question": row["question"], "answers": answers_of(row)}
         )
     have_answers = [bool(question["answers"]) for question in questions]
     if any(have_answers) and not all(have_answers):
@@ -202,6 +200,25 @@ def is_flat(row: Any) -> bool:
         and {"context", "question"} <= row.keys()
         and isinstance(row.get("answers") or {}, dict)
     )
+
+
+def answers_of(row: JsonObject) -> list[JsonObject]:
+    """The answers of a row in `answers`, or in `answer` or `answer_text` and `answer_start`."""
+    given = row.get("answers")
+    if given is None:
+        given = row.get("answer", row.get("answer_text"))
+    if not isinstance(given, dict):
+        given = {"text": given or None, "answer_start": row.get("answer_start")}
+    texts, starts = as_list(given.get("text")), as_list(given.get("answer_start"))
+    return [
+        {"text": text, "answer_start": int(start) if is_digits(start) else start}
+        for text, start in itertools.zip_longest(texts, starts if texts else [])
+    ]
+
+
+def is_digits(value: Any) -> bool:
+    """Whether a value is a number as CSV has it."""
+    return isinstance(value, str) and re.fullmatch("[0-9]+", value) is not None
 
 
 def as_list(value: Any) -> list[Any]:

@@ -101,6 +101,11 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
     def training_set(self, tokenizer: "Tokenizer") -> tuple["SquadTask", "SquadDataset"]:
         bad = self.bad_rows(self.training_file)
         squad = read_squad(self.training_file, bad)
+        if not any(question.answers for question in squad.questions):
+            raise UserError(
+                f"{squad.path}: no question has an answer to learn: give `answers` with `text` and "
+                f"`answer_start`"
+            )
         return self, SquadDataset(squad, tokenizer, self, training=True, bad=bad)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
