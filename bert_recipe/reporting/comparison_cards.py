@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_recipe.checkpoint.folder import SEED_FOLDER
 from bert_recipe.reporting.comparison import (
     ScoreDifference,
     ScoredModel,
@@ -62,7 +63,9 @@ def comparison_cards(paths: Sequence[Path], runs: Sequence[Run]) -> list[Compari
     runs_of_task: dict[str, list[dict[str, Path]]] = {}
     for path in filter(Path.is_dir, paths):
         for seeds in find_runs(path):
-            runs_of_task.setdefault(run_folder(seeds).name, []).append(seeds)
+            folder = run_folder(seeds)
+            task = folder.parent.name if SEED_FOLDER.fullmatch(folder.name) else folder.name
+            runs_of_task.setdefault(task, []).append(seeds)
     cards = []
     for task, folders in runs_of_task.items():
         if len(folders) > 1:
@@ -117,12 +120,12 @@ def make_card(
 
 def phases_of(folder: Path, task: str, runs: Sequence[Run]) -> list[RunPhase]:
     """The logs of the runs of `task` in `folder`, one for each seed."""
-    return [
-        phase
-        for run in runs
-        for phase in run.phases
-        if phase.name == task and phase.run_folder.resolve() == folder.resolve()
-    ]
+    phases = []
+    for phase in (phase for run in runs for phase in run.phases if phase.name == task):
+        folders = (phase.run_folder, phase.sessions[-1].file.parent)
+        if folder.resolve() in [path.resolve() for path in folders]:
+            phases.append(phase)
+    return phases
 
 
 def changes_of(

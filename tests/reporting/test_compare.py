@@ -307,6 +307,10 @@ def test_the_card_of_two_runs_of_seeds_has_settings_and_rows_that_changed(tmp_pa
         ("row 3", "a", "b", "a, b"),
     }
     assert lost_rows == [("row 0", "a", "a", "a, b")]
+    seeds = [tmp_path / "a" / "mini" / "classification" / f"seed-{seed}" for seed in (0, 1)]
+    (card,) = comparison_cards(seeds, read_runs(seeds))
+    assert card.names == ("seed-0", "seed-1") and card.settings == [("seed", [0, 1])]
+    assert "one seed" in card.scores[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
