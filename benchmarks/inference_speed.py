@@ -9,11 +9,12 @@
 --task embedding: sentence vectors, beside SentenceTransformer.encode. --task classes: classes of a
 text with their probabilities, beside pipeline("text-classification"); a folder without such a head
 gets a random one of two classes. The texts come from long to short, as encode sorts them, so that
-batches have little filler. Both take turns, in float32, with up to 256 tokens of each
-text. Everything from the text to the Python values is timed. A batch size of 1 gives the texts one
-by one, as a service gets them. Both run torch without compilation. --onnx also compares the files
-of scripts/export_onnx.py in onnxruntime, in float32 and with weights of 8 bits; OpenVINO is not
-compared. Needs sentence-transformers, and with --onnx what scripts/export_onnx.py needs.
+batches have little filler. Both take turns, in float32, or with --amp in bfloat16, also the peer's
+weights, with up to 256 tokens of each text. Everything from the text to the Python values is timed.
+A batch size of 1 gives the texts one by one, as a service gets them. Both run torch without
+compilation. --onnx, also beside --amp, compares the files of scripts/export_onnx.py in onnxruntime,
+in float32 and with weights of 8 bits; OpenVINO is not compared. Needs sentence-transformers, and
+with --onnx what scripts/export_onnx.py needs.
 """
 
 import sys
@@ -61,8 +62,14 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add("--batch-size", type=positive_int, default=32, help="texts per batch; 1: one by one")
     add("--texts", type=positive_int, default=256, help="texts per turn, the first of the file")
     add("--rounds", type=positive_int, default=7, help="turns of each implementation")
+    add("--amp", action="store_true", help="bfloat16 instead of float32")
     add("--onnx", action="store_true", help="also onnxruntime, in float32 and with int8 weights")
     return parser.parse_args(argv)
+
+
+def dtype_of(args: Arguments) -> torch.dtype:
+    """The type of the peer's weights."""
+    return torch.bfloat16 if args.amp else torch.float32
 
 
 class Implementation(ABC):
@@ -76,7 +83,8 @@ class Implementation(ABC):
             self.calls = [texts]
 
     def settings(self) -> dict[str, Any]:
-        return {"batch": self.args.batch_size, "weights": "float32", "compiled": False}
+        weights = "bfloat16" if self.args.amp else "float32"
+        return {"batch": self.args.batch_size, "weights": weights, "compiled": False}
 
     @abstractmethod
     def predict(self, texts: list[str]) -> list:
@@ -98,7 +106,7 @@ class ThisProject(Implementation):
             "init-checkpoint": folder,
             "batch-size": args.batch_size,
             "max-seq-length": MAX_TOKENS,
-            "amp": "false",
+            "amp": str(args.amp).lower(),
             "device": "cpu",
         }
         words = [f"--{name}={value}" for name, value in flags.items()]
@@ -117,7 +125,7 @@ class SentenceTransformers(Implementation):
         silence_imports()
         from sentence_transformers import SentenceTransformer
 
-        options = {"dtype": torch.float32}
+        options = {"dtype": dtype_of(args)}
         self.model = SentenceTransformer(str(folder), device="cpu", model_kwargs=options)
         self.model.max_seq_length = MAX_TOKENS
 
@@ -144,7 +152,7 @@ class Pipeline(Implementation):
             model=str(folder),
             tokenizer=str(folder),
             device="cpu",
-            dtype=torch.float32,
+            dtype=dtype_of(args),
         )
 
     def settings(self) -> dict[str, Any]:
@@ -245,7 +253,7 @@ def main(argv: list[str] | None = None) -> None:
         print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
     for name, ratio in ratios.items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio)}")
-    shown = ("task", "batch_size", "texts", "rounds")
+    shown = ("task", "batch_size", "amp", "texts", "rounds")
     arguments = {name: vars(args)[name] for name in shown}
     characters = quartiles([len(text) for text in texts])
     result = {
@@ -255,7 +263,8 @@ def main(argv: list[str] | None = None) -> None:
         "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
         "speedup": ratios,
     }
-    name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-fp32"
+    precision = "bf16" if args.amp else "fp32"
+    name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-{precision}"
     write_result(args.output, name, CPU, result)
 
 

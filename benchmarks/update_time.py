@@ -45,6 +45,7 @@ from benchmarks.common.results import (
     write_result,
 )
 from benchmarks.common.training import train_step
+from benchmarks.common.transformers_training import add_attention_flag
 from benchmarks.common.worker import Worker, measure_in_turns
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.training.plan import plan_training
@@ -148,6 +149,7 @@ def main(argv: list[str] | None = None) -> None:
         help="number of layers, of width 64 times the number",
     )
     add("--compile", action="store_true", help="also measure transformers compiled")
+    add_attention_flag(parser)
     add("--rounds", type=positive_int, default=7, help="turns of each contestant")
     add("--updates", type=positive_int, default=10, help="updates per turn")
     args = parser.parse_args(argv)
@@ -157,7 +159,10 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="update_time_") as scratch:
         workers: dict[str, Worker] = {}
         for name, contestant in CONTESTANTS.items():
-            plan = Plan(contestant, modern_config(args.layers), LEARNING_RATE, total, seed=1)
+            config = modern_config(args.layers)
+            if contestant.is_peer and args.peer_attention:
+                config["attn_implementation"] = args.peer_attention
+            plan = Plan(contestant, config, LEARNING_RATE, total, seed=1)
             arguments = (plan, data, Path(scratch, str(len(workers))))
             if not contestant.is_peer:
                 workers[name] = Worker(ProjectUpdates, arguments)
@@ -182,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     ratios = token_ratios(found)
     for names, ratio in ratios.items():
         print_line(f"tokens per CPU second, {names}: {format_quartiles(ratio)}")
-    names = ("layers", "rounds", "updates")
+    names = ("layers", "peer_attention", "rounds", "updates")
     arguments = {name: getattr(args, name) for name in names}
     result = {"arguments": arguments, "settings": settings, "implementations": figures}
     result["tokens_per_cpu_second_ratio"] = ratios

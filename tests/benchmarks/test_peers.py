@@ -126,8 +126,9 @@ def test_updates_are_compared_by_token_in_pairs():
     assert found == {f"ModernBERT / {PEER}": {"median": 2.0, "low": 1.5, "high": 3.0}}
 
 
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
 @pytest.mark.parametrize("task", ["embedding", "classes"])
-def test_the_peer_of_inference_predicts_every_text(tmp_path, task):
+def test_the_peer_of_inference_predicts_every_text(tmp_path, task, weights):
     if task == "embedding":
         pytest.importorskip("sentence_transformers")
     torch.manual_seed(0)
@@ -136,6 +137,7 @@ def test_the_peer_of_inference_predicts_every_text(tmp_path, task):
     BertTokenizerFast(str(VOCAB_FILE)).save_pretrained(tmp_path)
     texts = ["a great ship", "the sea"]
     flags = [f"--init-checkpoint={tmp_path}", "--input=texts.jsonl", f"--task={task}"]
+    flags += ["--amp"] if weights == "bfloat16" else []
     args = inference_speed.parse_arguments(flags)
     kinds = {
         "embedding": inference_speed.SentenceTransformers,
@@ -144,7 +146,7 @@ def test_the_peer_of_inference_predicts_every_text(tmp_path, task):
     own = inference_speed.ThisProject(args, tmp_path, texts)
     peer = kinds[task](args, tmp_path, texts)
     assert len(own.predict(texts)) == len(peer.predict(texts)) == len(texts)
-    assert peer.settings()["weights"] == own.settings()["weights"] == "float32"
+    assert peer.settings()["weights"] == own.settings()["weights"] == weights
 
 
 class ThisProcess:
