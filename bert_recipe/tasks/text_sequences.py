@@ -10,6 +10,7 @@ text, or labels of a classifier.
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.token_stream import IGNORED_LABEL
-from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.progress import print_once, progress_bar
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -164,6 +165,7 @@ class TextDataset(SequenceDataset):
             rows = [truncate_pair(first, second, room) for first, second in pair_ids]
         num_tokens = np.array([sum(map(len, row)) for row in whole])
         num_cut = num_tokens - np.array([sum(map(len, row)) for row in rows])
+        self.max_seq_length = max_seq_length
         self.share_cut = np.count_nonzero(num_cut) / max(1, len(rows))
         self.tokens_cut = num_cut.sum() / max(1, num_tokens.sum())
         labels = {}
@@ -175,6 +177,15 @@ class TextDataset(SequenceDataset):
                 "scores": values.astype(np.float32),
             }
         super().__init__(tokenizer, rows, labels)
+
+    def say_what_is_cut(self, path: Path) -> None:
+        """Says which share of the texts in the file `path` the model does not see."""
+        if self.share_cut:
+            print_once(
+                f"note: {path}: {self.share_cut:.1%} of the texts are longer than "
+                f"{self.max_seq_length} tokens, and {self.tokens_cut:.1%} of all tokens are cut "
+                f"off: --max-seq-length changes that"
+            )
 
 
 def truncate_pair(a: np.ndarray, b: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:

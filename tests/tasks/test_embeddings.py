@@ -40,6 +40,7 @@ from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.distributed import DistributedContext
+from bert_recipe.utils.progress import printed_once
 
 WORDS = [
     "sea",
@@ -409,6 +410,20 @@ def tuples_of(path: Path, rows: list[tuple], score: str | None, **prompts: str) 
     return EmbeddingTask(
         columns=("q", "p"), score=score, train_file=path, eval_file=path, settings=settings
     )
+
+
+def test_what_is_cut_is_said_as_a_share(tmp_path, capsys):
+    path = tmp_path / "train.jsonl"
+    rows = [("a", "b c d e f g h i j", 1.0), ("c", "d", 0.0)]
+    says = "25.0% of the texts are longer than 8 tokens, and 25.0% of all tokens are cut off"
+    trained = replace(tuples_of(path, rows, "s"), max_seq_length=8)
+    scored = replace(trained, train_file=None)
+    for opens in (trained.training_set, scored.prediction_sets):
+        printed_once.clear()
+        opens(BertTokenizer(VOCAB_FILE))
+        assert f"note: {path}: {says}" in capsys.readouterr().out
+    replace(trained, max_seq_length=16).training_set(BertTokenizer(VOCAB_FILE))
+    assert "cut off" not in capsys.readouterr().out
 
 
 def test_scores_that_float32_does_not_tell_apart_have_an_order(tmp_path):

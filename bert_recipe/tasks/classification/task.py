@@ -274,12 +274,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
         """Says which share of a file the model does not see; of folds that of the first one."""
-        if dataset.share_cut and (self.split is None or self.split.fold == 0):
-            print_once(
-                f"note: {path}: {dataset.share_cut:.1%} of the texts are longer than "
-                f"{self.max_seq_length} tokens, and {dataset.tokens_cut:.1%} of all tokens are cut "
-                f"off: --max-seq-length changes that"
-            )
+        if self.split is None or self.split.fold == 0:
+            dataset.say_what_is_cut(path)
 
     def held_out(self, examples: Examples, split: Split) -> np.ndarray:
         """Whether each row of the training file is for development, [number of rows] booleans. Rows

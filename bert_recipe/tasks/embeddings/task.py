@@ -144,7 +144,9 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             raise UserError(
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
-        return self, TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
+        dataset = TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
+        dataset.texts.say_what_is_cut(self.training_file)
+        return self, dataset
 
     def check_prompts(self, tokenizer: "Tokenizer") -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
@@ -178,6 +180,8 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             ]
             tuples = tuples.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
+        if self.train_file is None:
+            dataset.say_what_is_cut(self.eval_file)
         undefined = undefined_reason(tuples)
         baselines = None
         if self.baseline and self.train_file is not None:
