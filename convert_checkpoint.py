@@ -136,11 +136,14 @@ def write_model(
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Copies the vocabulary, and the `tokenizer_config.json` beside it."""
     check_vocab_size(tokenizer, config)
-    files = model_files(tokenizer, config.max_length, config.needs_tokenizer_json)
+    files = model_files(
+        tokenizer, config.max_length, config.needs_tokenizer_json, config.takes_token_types
+    )
     for name, content in files.items():
         (folder / name).write_bytes(content)
     settings = read_json(folder / TOKENIZER_CONFIG, "tokenizer config")
-    if (beside := tokenizer.vocab_file.parent / TOKENIZER_CONFIG).is_file():
+    beside = tokenizer.vocab_file.with_name(TOKENIZER_CONFIG)
+    if tokenizer.vocab_file.name in (VOCAB_FILE, TOKENIZER_JSON) and beside.is_file():
         settings |= read_json(beside, "tokenizer config")
         write_json(folder / TOKENIZER_CONFIG, settings)
     casing = Casing.of(settings) or Casing.of(tokenizer.casing_settings())

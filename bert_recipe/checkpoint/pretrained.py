@@ -211,7 +211,9 @@ def save_pretrained(
     if tokenizer is not None:
         check_vocab_size(tokenizer, config)
         values["pad_token_id"] = tokenizer.pad_token_id
-        files |= model_files(tokenizer, config.max_length, config.needs_tokenizer_json)
+        files |= model_files(
+            tokenizer, config.max_length, config.needs_tokenizer_json, config.takes_token_types
+        )
     folder.mkdir(parents=True, exist_ok=True)
     remove_shards(folder)
     remove(folder / CALIBRATION_FILE)

@@ -78,9 +78,7 @@ def check_same_run(
     config: of the run's model.
     metadata: of the run.
     """
-    casing = None
-    if folder.has_tokenizer:
-        casing = Casing.of(folder.tokenizer.casing_settings())
+    casing = Casing.of(folder.tokenizer_settings)
     for name, then, now in (
         ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
         ("the phase or task", progress.phase, metadata.phase),

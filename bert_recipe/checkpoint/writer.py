@@ -87,7 +87,9 @@ class Checkpoint:
             self.architecture.endswith(CLASSIFIER) or SENTENCE_MODULES in self.metadata.files
         )
         needs_json = self.config.needs_tokenizer_json or is_served
-        files |= model_files(self.metadata.tokenizer, length, needs_json)
+        files |= model_files(
+            self.metadata.tokenizer, length, needs_json, self.config.takes_token_types
+        )
         card = card_of(self.architecture, self.config, self.metadata, self.step)
         return {**files, CARD_FILE: card.signed().encode(), **self.metadata.files}
 

@@ -258,6 +258,7 @@ class MaskPredictor(Predictor):
             all_parts += [part.rstrip() for part in parts]
         ids_of_all_parts, _ = encode(tokenizer, all_parts, "texts")
         sequences = []
+        num_special = tokenizer.layout(1).num_special
         start = 0
         for place, parts in zip(places, texts, strict=True):
             if len(parts) == 1:
@@ -271,7 +272,7 @@ class MaskPredictor(Predictor):
             for part_ids in others:
                 ids += [tokenizer.mask_token_id, *part_ids]
             sequences.append([np.array(ids)])
-            self.check_length(place, "text", len(ids) + 2, self.options.max_seq_length)
+            self.check_length(place, "text", len(ids) + num_special, self.options.max_seq_length)
         return partial(self.words, texts, SequenceDataset(tokenizer, sequences, {}))
 
     @torch.inference_mode()

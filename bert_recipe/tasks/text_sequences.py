@@ -1,14 +1,11 @@
 """Data sets of texts, as sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`,
-without padding.
-
-Tokenizers of RoBERTa's kind have two separators between the texts of a pair.
+without padding, or with what else the tokenizer puts around texts (tokenization/layouts.py).
 
 Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a
 text, or labels of a classifier.
 """
 
 import hashlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -41,9 +38,9 @@ class SequenceDataset:
 
     texts: the tokens [C] of the one or two texts of each sequence; `labels`: by name, empty for
     prediction; one per sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is
-    `token`. `input_ids`: concatenated tokens of all sequences; `lengths` [n]: tokens per sequence;
-    `second_starts` [n]: position of the second text's first token, or the sequence's length if
-    there is none.
+    `token`. `input_ids`, `token_types`: of the tokens of all sequences, concatenated; `lengths`
+    [n]: tokens per sequence; `second_starts` [n]: position of the second text's first token, or
+    the sequence's length if there is none.
     """
 
     def __init__(
@@ -53,17 +50,28 @@ class SequenceDataset:
         labels: Mapping[str, np.ndarray],
         label_axis: Literal["token", "sequence"] = "sequence",
     ):
-        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
-        separators = np.repeat(sep, tokenizer.num_pair_separators)
-        pieces = [
-            (cls, row[0], sep) if len(row) == 1 else (cls, row[0], separators, row[1], sep)
-            for row in texts
-        ]
-        all_pieces = list(itertools.chain.from_iterable(pieces))
+        layouts = {count: tokenizer.layout(count) for count in {len(row) for row in texts}}
+        special = {
+            count: [None if part is None else np.array([part]) for part in layout.parts]
+            for count, layout in layouts.items()
+        }
+        all_pieces: list[np.ndarray] = []
+        types: list[int] = []  # of the pieces
+        lengths, second_starts = [], []
+        for row in texts:
+            remaining = iter(row)
+            pieces = [next(remaining) if part is None else part for part in special[len(row)]]
+            all_pieces += pieces
+            types += layouts[len(row)].types
+            lengths.append(sum(map(len, pieces)))
+            is_pair = len(row) == 2
+            before_second = layouts[2].num_before(1) + len(row[0]) if is_pair else lengths[-1]
+            second_starts.append(before_second)
         self.input_ids = np.concatenate(all_pieces).astype(np.int32)
-        self.lengths = np.array([sum(map(len, row)) for row in pieces])
-        self.second_starts = np.array([sum(map(len, row[:3])) for row in pieces])
-        self.second_type_id = tokenizer.second_type_id
+        piece_lengths = np.array([len(piece) for piece in all_pieces])
+        self.token_types = np.repeat(np.array(types, np.int8), piece_lengths)
+        self.lengths = np.array(lengths)
+        self.second_starts = np.array(second_starts)
         self.labels = labels
         self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
         self.stream_labels = tuple(
@@ -114,12 +122,10 @@ class SequenceDataset:
         length_N = self.lengths[indices]
         row_T = self.rows(indices, "token")
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
-        position_T = row_T - np.repeat(self.token_bounds[indices], length_N)
-        is_second_T = position_T >= np.repeat(self.second_starts[indices], length_N)
         stream = {
             "input_ids": self.input_ids[row_T].astype(np.int64),
-            "token_type_ids": self.second_type_id * is_second_T,
-            "position_ids": position_T,
+            "token_type_ids": self.token_types[row_T].astype(np.int64),
+            "position_ids": row_T - np.repeat(self.token_bounds[indices], length_N),
             "cu_seqlens": cu_seqlens.astype(np.int32),
         }
         for name, axis, *_ in self.stream_labels:
@@ -156,11 +162,11 @@ class TextDataset(SequenceDataset):
     ):
         first_ids, _ = encode(tokenizer, texts, "texts")
         whole: list[tuple[np.ndarray, ...]] = [(ids,) for ids in first_ids]
-        rows: list[tuple[np.ndarray, ...]] = [(ids[: max_seq_length - 2],) for ids in first_ids]
+        room = max_seq_length - tokenizer.layout(1 if pairs is None else 2).num_special
+        rows: list[tuple[np.ndarray, ...]] = [(ids[:room],) for ids in first_ids]
         if pairs is not None:
             second_ids, _ = encode(tokenizer, pairs, "second texts")
             pair_ids = list(zip(first_ids, second_ids, strict=True))
-            room = max_seq_length - 2 - tokenizer.num_pair_separators
             whole = [*pair_ids]
             rows = [truncate_pair(first, second, room) for first, second in pair_ids]
         num_tokens = np.array([sum(map(len, row)) for row in whole])

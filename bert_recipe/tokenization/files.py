@@ -42,6 +42,8 @@ TOKENIZER_CLASSES = (
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
 )
+# With them transformers takes a tokenizer.json as it is; with others it makes parts of it anew.
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # Both are lists; the first is the name of transformers 5.
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
@@ -56,6 +58,7 @@ SETTINGS: JsonObject = {
     **dict.fromkeys(BOOLEANS, bool | None),
 }
 SETTINGS |= {
+    "model_input_names": list[str] | None,
     "added_tokens_decoder": JsonObject | None,
     **dict.fromkeys(SPECIAL_TOKENS, str | JsonObject | None),
 }
@@ -139,26 +142,52 @@ class TokenizerFile:
         """The object in a `tokenizer.json`."""
         return parse_json(self.content, f"tokenizer {self.path}")
 
+    @property
+    def is_of_folder(self) -> bool:
+        """Whether the file has a name under which transformers' files beside it belong to it."""
+        return self.path.name in (VOCAB_FILE, TOKENIZER_JSON)
+
     @cached_property
     def settings(self) -> JsonObject:
         """The tokenizer's config beside the file, see `read_settings`."""
-        return read_settings(self.path.parent)
+        return read_settings(self.path.parent) if self.is_of_folder else dict.fromkeys(SETTINGS)
+
+    @property
+    def is_taken_as_it_is(self) -> bool:
+        """Whether transformers takes all of a `tokenizer.json` for what it says."""
+        return self.settings["tokenizer_class"] in GENERIC_CLASSES
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether a model is given token types. Without a word on that, transformers' general
+        classes gave them until version 5, whose class has a name of its own.
+        """
+        names = self.settings["model_input_names"]
+        if names is None:
+            return bool(self.settings["tokenizer_class"] != "TokenizersBackend")
+        return "token_type_ids" in names
 
     @cached_property
     def special_tokens_map(self) -> JsonObject:
         """The tokens that transformers' file beside the file names, such as `cls_token`."""
-        return read_if_there(self.path.parent / SPECIAL_TOKENS_MAP)
+        return read_if_there(self.path.parent / SPECIAL_TOKENS_MAP) if self.is_of_folder else {}
 
     @cached_property
     def added_ids(self) -> JsonObject:
         """The tokens that transformers' file beside the file adds, with their ids."""
         return read_if_there(self.path.parent / ADDED_TOKENS)
 
-    @cached_property
+    @property
     def bert_casing(self) -> Casing | None:
         """The casing of a `tokenizer.json`, if it makes the same tokens as BertTokenizer; None if
-        not.
+        not. Where transformers makes a BertTokenizer of it, the config beside it counts.
         """
+        declared = None if self.is_taken_as_it_is else Casing.of(self.settings)
+        return self.json_casing and (declared or self.json_casing)
+
+    @cached_property
+    def json_casing(self) -> Casing | None:
+        """What a `tokenizer.json` of BERT's kind itself says; None if it is of another kind."""
         try:
             normalizer = self.values["normalizer"]
             lowercase = normalizer["lowercase"]
@@ -216,7 +245,7 @@ class TokenizerFile:
     def added_tokens(self, vocab: Container[str]) -> AddedTokens:
         """The tokens that the file itself and transformers' files beside it add to `vocab`."""
         added: AddedTokens = {}
-        if self.path.name in (VOCAB_FILE, TOKENIZER_JSON):
+        if self.is_of_folder:
             added = tokens_added_beside(self, vocab)
         if self.is_json:
             in_file = self.values.get("added_tokens") or ()
@@ -263,14 +292,14 @@ def list_casing(
     such text without accents if it has none.
     """
     words = [token for token in file.tokens if not token.startswith("[")]
-    settings = file.settings if file.path.name == VOCAB_FILE else {}
-    stored = settings.get("do_lower_case")
+    settings = file.settings
+    stored = settings["do_lower_case"]
     if do_lower_case is None:
         do_lower_case = stored
     if do_lower_case is None:
         do_lower_case = all(word == word.lower() for word in words)
     if strip_accents is None:
-        strip_accents = settings.get("strip_accents")
+        strip_accents = settings["strip_accents"]
     if strip_accents is None and stored is not None:
         strip_accents = do_lower_case  # transformers' default
     if strip_accents is None:

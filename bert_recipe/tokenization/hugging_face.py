@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_recipe.tokenization.files import TokenizerFile
+from bert_recipe.tokenization.layouts import Layout, layout_of
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.words import is_unspaced, split_words
@@ -78,10 +79,7 @@ class HuggingFaceTokenizer:
             self.sep_token_id,
             self.mask_token_id,
         ) = special_ids
-        # RoBERTa's kind has two separators between the texts of a pair, and no token_type_ids.
-        pair = self._tokenizer.encode("a", "a")
-        self.num_pair_separators = max(1, pair.ids.count(self.sep_token_id) - 1)
-        self.second_type_id = max(pair.type_ids, default=1)
+        self.has_token_types = file.has_token_types
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._is_special = np.zeros(self.vocab_size, bool)
         self._is_special[special_ids] = True
@@ -90,6 +88,21 @@ class HuggingFaceTokenizer:
                 self._is_special[token_id] = True
         normalizer = self._tokenizer.normalizer
         self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
+
+    def layout(self, num_texts: int) -> Layout:
+        """The special tokens and the token types of sequences of one text or two, as the
+        post-processor makes them. Raises UserError if it puts none around texts.
+        """
+        layout = layout_of(self._tokenizer, num_texts)
+        if layout is None or layout.num_special == 0:
+            cls, sep = (self.special_tokens[name] for name in ("cls_token", "sep_token"))
+            what = "a text" if num_texts == 1 else "two texts"
+            raise UserError(
+                f"{self.vocab_file} puts no special tokens around {what}: give it a post_processor "
+                f"(tokenizers.processors.TemplateProcessing with {cls} and {sep}), or train a "
+                "tokenizer with data/prepare.py vocabulary"
+            )
+        return layout if self.has_token_types else layout.without_types()
 
     def _tokens_around_text(self) -> dict[str, str]:
         """The tokens that the post-processor puts before and after a text, as transformers does:

@@ -7,9 +7,8 @@ its ids, which is about ten times as fast as the library.
 
 `encode_lines` is for corpora: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that a line
 cannot inject a separator or a mask. `encode_text` is for the texts of tasks: it takes special and
-added tokens for what they are, as transformers' AutoTokenizer does. The tokens around a text are
-added by the caller; the post-processor, truncation and padding of a `tokenizer.json` are not
-applied.
+added tokens for what they are, as transformers' AutoTokenizer does. The tokens around a text, which
+`layout` says, are added by the caller. Truncation and padding of a `tokenizer.json` are not used.
 """
 
 import json
@@ -40,6 +39,7 @@ from bert_recipe.tokenization.files import (
     open_tokenizer,
 )
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
+from bert_recipe.tokenization.layouts import Layout, bert_layout, is_bert_template
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
@@ -103,8 +103,6 @@ class BertTokenizer:
     """
 
     special_tokens = SPECIAL_TOKENS
-    # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
-    num_pair_separators, second_type_id = 1, 1
 
     def __init__(
         self,
@@ -114,6 +112,8 @@ class BertTokenizer:
     ):
         file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
         self.vocab_file, self.is_json = file.path, file.is_json
+        self.has_token_types = file.has_token_types
+        self._file = file
         self.do_lower_case = do_lower_case
         self.strip_accents = do_lower_case if strip_accents is None else strip_accents
         self.vocab_sha256 = file.tokens_sha256
@@ -172,6 +172,37 @@ class BertTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.vocab)
+
+    def layout(self, num_texts: int) -> Layout:
+        """The special tokens and the token types of sequences of one text or two. Raises UserError
+        for a `tokenizer.json` that puts none around texts.
+        """
+        if self._has_own_template:
+            return self._own_layouts.layout(num_texts)
+        layout = bert_layout(self.cls_token_id, self.sep_token_id, num_texts)
+        return layout if self.has_token_types else layout.without_types()
+
+    @cached_property
+    def _has_own_template(self) -> bool:
+        """Whether a `tokenizer.json` says another layout than BERT's. Without a word on it, that is
+        BERT's unless transformers takes the file as it is.
+        """
+        if not self.is_json:
+            return False
+        template = self._file.values.get("post_processor")
+        if template is None:
+            return self._file.is_taken_as_it_is
+        return not is_bert_template(template)
+
+    @cached_property
+    def _own_layouts(self) -> HuggingFaceTokenizer:
+        return HuggingFaceTokenizer(self._file)
+
+    @property
+    def lacks_template(self) -> bool:
+        """Whether the layout is not in the `tokenizer.json` itself."""
+        is_missing = self.is_json and self._file.values.get("post_processor") is None
+        return is_missing and not self._has_own_template
 
     def as_json(self) -> str:
         """The content of a `tokenizer.json`."""
@@ -292,7 +323,7 @@ def load_tokenizer(
         listed_casing = list_casing(file, do_lower_case, strip_accents)
         return BertTokenizer(file, *listed_casing)
     casing = file.bert_casing
-    if casing is not None and casing.is_usual:
+    if casing is not None and (casing.is_usual or casing != file.json_casing):
         tokenizer: Tokenizer = BertTokenizer(file, *casing)
     else:  # shards and runs know the others by the digest of the whole file
         tokenizer = HuggingFaceTokenizer(file)
@@ -312,11 +343,14 @@ def vocabulary_config(casing: dict[str, bool]) -> bytes:
 
 
 def model_files(
-    tokenizer: Tokenizer, max_length: int, needs_json: bool = False
+    tokenizer: Tokenizer, max_length: int, needs_json: bool = False, takes_types: bool = True
 ) -> dict[str, bytes]:
-    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by
-    name; the tokenizer's own file is as it came. needs_json: transformers needs a `tokenizer.json`
-    for the model.
+    """The files with which transformers' AutoTokenizer makes the same tokens, around a text, too,
+    in a model folder, by name; the tokenizer's own file is as it came, unless it does not say
+    these.
+
+    needs_json: transformers needs a `tokenizer.json` for the model.
+    takes_types: the model takes token types.
     """
     is_json = tokenizer.is_json
     files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
@@ -327,10 +361,16 @@ def model_files(
         settings |= tokenizer.special_tokens
     if not is_json:
         settings |= tokenizer.casing_settings()
-    if needs_json and isinstance(tokenizer, BertTokenizer) and not is_json:
+    if isinstance(tokenizer, BertTokenizer) and (
+        tokenizer.lacks_template or (needs_json and not is_json)
+    ):
         files[TOKENIZER_JSON] = tokenizer.as_json().encode()
     added = {token: {"special": True} for token in tokenizer.special_tokens.values()}
     if not tokenizer.added_tokens.items() <= added.items():
         settings |= added_token_settings(tokenizer.vocab, tokenizer.added_tokens)
+    takes_types = takes_types and tokenizer.has_token_types
+    if is_json or not takes_types:  # of transformers' own classes, BertTokenizer says it itself
+        types = ("token_type_ids",) if takes_types else ()
+        settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
     settings["model_max_length"] = max_length
     return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}

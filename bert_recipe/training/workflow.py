@@ -351,6 +351,5 @@ def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> d
             f"{path} has the results of other held-out data: give --eval-dir that, or add "
             f"--overwrite"
         )
-    # A score that is not defined is null; others than numbers are no results of a seed.
-    stored = {name: math.nan if value is None else value for name, value in stored.items()}
-    return only_numbers(stored)
+    # A score that is not defined is null.
+    return {name: math.nan if value is None else value for name, value in stored.items()}

@@ -72,6 +72,7 @@ def wordpiece() -> dict:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return trained(
         tokenizer,
         trainers.WordPieceTrainer(vocab_size=600, special_tokens=NAMES, show_progress=False),
@@ -95,7 +96,7 @@ def modernbert() -> dict:
     tokenizer.add_tokens([f"[unused{n}]" for n in range(83)])
     ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=ids
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=ids
     )
     return json.loads(tokenizer.to_str())
 

@@ -45,9 +45,10 @@ def surroundings_of(folder: ModelFolder) -> JsonObject:
     sentences = [
         (path.relative_to(folder.path), path.read_bytes()) for path in sentence_files(folder.path)
     ]
+    tokenizer = folder.tokenizer if folder.has_tokenizer else None
     return {
         "config": (folder.config, folder.config.labels),
-        "vocabulary": folder.tokenizer.vocab_sha256 if folder.has_tokenizer else None,
-        "casing": Casing.of(folder.tokenizer_settings),
+        "vocabulary": tokenizer and tokenizer.vocab_sha256,
+        "casing": tokenizer and Casing.of(tokenizer.casing_settings()),
         "pooling or prompt": sentences,
     }

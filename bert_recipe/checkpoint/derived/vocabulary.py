@@ -100,7 +100,7 @@ def write_with_vocabulary(
     architectures = source.config_values.get("architectures")
     write_json(folder / CONFIG_FILE, {"architectures": architectures, **config.to_dict()})
     length = trained_length(source.tokenizer_settings, config.max_length)
-    files = model_files(new, length, config.needs_tokenizer_json)
+    files = model_files(new, length, config.needs_tokenizer_json, config.takes_token_types)
     for path in sentence_files(source.path):
         files[str(path.relative_to(source.path))] = path.read_bytes()
     for name, content in files.items():

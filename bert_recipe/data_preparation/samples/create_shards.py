@@ -49,6 +49,7 @@ from bert_recipe.data_preparation.samples.sample_statistics import (
     count_samples,
 )
 from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD
+from bert_recipe.tokenization.layouts import bert_layout
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, write_json
@@ -59,15 +60,28 @@ from bert_recipe.utils.work_units.units import Record, WorkUnit
 WRITE_BLOCK = 4096
 
 
-def shard_units(
-    texts: Sequence[JsonObject], tokenizer: Tokenizer, options: SampleOptions
-) -> list[WorkUnit]:
-    """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
-    if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
+def check_layout(tokenizer: Tokenizer, has_pairs: bool) -> None:
+    """Raises UserError unless the tokenizer puts around texts what samples have."""
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if has_pairs and tokenizer.layout(2).parts == (cls, None, sep, sep, None, sep):
         raise UserError(
             f"{tokenizer.vocab_file} is of RoBERTa's kind, which has no next-sentence prediction: "
             "add --no-nsp"
         )
+    num_texts = 2 if has_pairs else 1
+    if tokenizer.layout(num_texts).parts != bert_layout(cls, sep, num_texts).parts:
+        what = "[CLS] first [SEP] second [SEP]" if has_pairs else "[CLS] text [SEP]"
+        raise UserError(
+            f"{tokenizer.vocab_file} puts other special tokens around texts than {what}, which "
+            f"samples have: correct its post_processor{', or add --no-nsp' if has_pairs else ''}"
+        )
+
+
+def shard_units(
+    texts: Sequence[JsonObject], tokenizer: Tokenizer, options: SampleOptions
+) -> list[WorkUnit]:
+    """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
+    check_layout(tokenizer, options.next_sentence_prediction)
     units = []
     for text in texts:
         path = Path(text["path"]).absolute()

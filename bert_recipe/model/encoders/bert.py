@@ -121,6 +121,10 @@ class BertConfig(ModelConfig):
             return self.hidden_dropout_prob
         return self.classifier_dropout
 
+    @property
+    def takes_token_types(self) -> bool:
+        return self.type_vocab_size > 1
+
     def with_dropout(self, prob: float) -> Self:
         return dataclasses.replace(
             self,

@@ -205,6 +205,11 @@ class ModelConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
+    def takes_token_types(self) -> bool:
+        """Whether the texts of a pair have embeddings of their own."""
+        return False
+
+    @property
     def max_length(self) -> int:
         """Tokens of the longest possible sequence."""
         return self.max_position_embeddings

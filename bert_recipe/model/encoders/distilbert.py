@@ -50,6 +50,10 @@ class DistilBertConfig(bert.BertConfig):
         names = {ours: theirs for theirs, ours in KEYS.items()}
         return {names.get(name, name): values[name] for name in values if name not in WITHOUT}
 
+    @property
+    def takes_token_types(self) -> bool:
+        return False
+
     def with_dropout(self, prob: float) -> Self:
         return replace(super().with_dropout(prob), classifier_dropout=prob, qa_dropout=prob)
 

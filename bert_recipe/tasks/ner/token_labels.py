@@ -110,7 +110,8 @@ class TaggedDataset(SequenceDataset):
         label_all_tokens: bool = False,
     ):
         self.sentences = sentences
-        max_tokens = max_seq_length - 2  # without [CLS] and [SEP]
+        layout = tokenizer.layout(1)
+        max_tokens = max_seq_length - layout.num_special
         self.bounds: list[list[tuple[int, int]]] = []
         texts: list[list[np.ndarray]] = []
         first_tokens: list[int] = []
@@ -123,38 +124,36 @@ class TaggedDataset(SequenceDataset):
                 labelled_tokens = units.first_tokens[first:last]
                 if not labelled_tokens:
                     continue
-                offset = num_tokens + 1 - start  # 1: [CLS]
+                offset = num_tokens + layout.num_before(0) - start
                 first_tokens += [offset + token for token in labelled_tokens]
                 texts.append([units.ids[start:stop]])
-                num_tokens += stop - start + 2
+                num_tokens += stop - start + layout.num_special
         self.first_tokens = np.array(first_tokens, np.int64)
         # A sentence of control characters alone has no tokens.
         texts = texts or [[np.zeros(0, int)]]
-        labels_T = {"tags": self.token_labels(texts, labels, label_all_tokens)} if labels else {}
+        labels_T = {}
+        if labels:
+            is_text_T = np.concatenate([layout.is_text(len(tokens)) for (tokens,) in texts])
+            labels_T["tags"] = self.token_labels(is_text_T, labels, label_all_tokens)
         super().__init__(tokenizer, texts, labels_T, label_axis="token")
 
     def token_labels(
-        self, texts: list[list[np.ndarray]], labels: Sequence[str], label_all_tokens: bool
+        self, is_text_T: np.ndarray, labels: Sequence[str], label_all_tokens: bool
     ) -> np.ndarray:
         """The label ids [T]: those of tags on the first tokens of units. With `label_all_tokens`,
         the further tokens of a word have its label, with I- instead of B-.
 
-        texts: the token ids of each sequence, without [CLS] and [SEP].
+        is_text_T: whether a token is of a text, not a special one around it.
         """
         ids = {label: index for index, label in enumerate(labels)}
         unit_tags = list(chain(*self.unit_tags()))
-        ends = np.cumsum([len(tokens) + 2 for (tokens,) in texts])  # of the sequences
-        labels_T = np.full(ends[-1], IGNORED_LABEL, np.int64)
+        labels_T = np.full(len(is_text_T), IGNORED_LABEL, np.int64)
         has_words = self.sentences[0].text is None
         if label_all_tokens and has_words:
             inner_tags = [f"I-{tag[2:]}" if tag.startswith("B-") else tag for tag in unit_tags]
             inner_labels_U = np.array([ids.get(tag, IGNORED_LABEL) for tag in inner_tags])
             # A token belongs to the last unit that begins at it or before.
             unit_T = np.searchsorted(self.first_tokens, np.arange(len(labels_T)), "right") - 1
-            is_text_T = np.ones(len(labels_T), bool)
-            is_text_T[ends - 1] = False  # [SEP]
-            is_text_T[0] = False  # [CLS] of the first sequence
-            is_text_T[ends[:-1]] = False  # and of the others
             labels_T[is_text_T] = inner_labels_U[unit_T[is_text_T]]
         labels_T[self.first_tokens] = [ids[tag] for tag in unit_tags]
         return labels_T

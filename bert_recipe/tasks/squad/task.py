@@ -247,7 +247,8 @@ class SquadDataset(SequenceDataset):
         training: bool = False,
         bad: BadRows | None = None,
     ):
-        special = 2 + tokenizer.num_pair_separators
+        layout = tokenizer.layout(2)
+        special, self.num_after = layout.num_special, layout.num_after
         if options.max_seq_length <= options.max_query_length + special:
             room = f"--max-seq-length {options.max_seq_length} leaves no room beside a question of"
             raise UserError(
@@ -274,7 +275,7 @@ class SquadDataset(SequenceDataset):
             capacity = options.max_seq_length - len(query) - special
             windows = window_bounds(len(context), capacity, options.doc_stride)
             texts += [(query, context[start:stop]) for start, stop in windows]
-            features += window_features(index, windows, len(query) + special - 1, answer)
+            features += window_features(index, windows, len(query) + layout.num_before(1), answer)
             self.feature_bounds[index + 1] = len(features)
         bad.finish(num_kept=len(features))
         if not features:
@@ -403,7 +404,9 @@ def feature_spans(
 
     start_K = best_positions(start_logits, *dataset.max_context[feature])
     end_K = best_positions(
-        end_logits, int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1
+        end_logits,
+        int(dataset.second_starts[feature]),
+        int(dataset.lengths[feature]) - dataset.num_after,
     )
     length_KK = end_K[None, :] - start_K[:, None] + 1
     starts, ends = np.nonzero((length_KK >= 1) & (length_KK <= options.max_answer_length))
