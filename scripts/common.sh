@@ -45,10 +45,12 @@ print_arguments() {
   done
 }
 
-# Sets one global variable per argument, named as in the table. A missing or empty argument, or None, takes its default.
+# Sets one global variable per argument, named as in the table. A missing or empty argument, or None, takes its default,
+# and its name is added to `omitted`.
 parse_arguments() {
   local row name default kind help value
   local -i position=0
+  omitted=' '
   [[ ${1:-} != --error ]] || fail "${*:2}" # of configs/unknown_preset.sh
   if (($# > ${#ARGUMENTS[@]})); then
     fail "$# arguments given, but this script takes at most ${#ARGUMENTS[@]}: ${TOO_MANY_ARGUMENTS_HINT:-see --help}"
@@ -57,7 +59,7 @@ parse_arguments() {
     read_row "$row"
     position+=1
     value=${!position:-None}
-    [[ $value != None ]] || value=$default
+    [[ $value != None ]] || { value=$default && omitted+="$name "; }
     case $kind:$value in
       *:required) fail "argument $position ($name) is missing: $help (see --help)" ;;
       text:-* | *:-[!0-9]*)
@@ -97,6 +99,7 @@ is_valid() { # kind value
   case $1 in
     positive_int) [[ $2 =~ ^[1-9][0-9]*$ ]] ;;
     non_negative_int) [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] ;;
+    gpus) [[ $2 =~ ^(all|0|[1-9][0-9]*)$ ]] ;;
     int) [[ $2 =~ ^(0|-?[1-9][0-9]*)$ ]] ;;
     non_negative_float) [[ $2 =~ ^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$ ]] ;;
     fraction) [[ $2 =~ ^(0?\.[0-9]+|0|1(\.0*)?|[0-9.]+[eE]-[0-9]+)$ ]] ;;
@@ -110,6 +113,7 @@ describe_kind() { # kind
   case $1 in
     positive_int) echo 'a whole number, at least 1' ;;
     non_negative_int) echo 'a whole number, at least 0' ;;
+    gpus) echo 'a whole number, at least 0, or all' ;;
     int) echo 'a whole number' ;;
     non_negative_float) echo 'a number, at least 0' ;;
     fraction) echo 'a number from 0 to 1' ;;
@@ -148,16 +152,55 @@ require_file() { # argument path
   [[ -f $2 ]] || fail "$1: the file $2 does not exist: check the path"
 }
 
-require_gpus() { # count
-  local found
-  (($1 > 0)) || return 0
+count_gpus() {
   # A Ctrl-C, or the end of this script, ends Python without a traceback.
-  found=$(python3 -P -c 'from signal import SIG_DFL, SIGINT, SIGPIPE, signal
+  python3 -P -c 'from signal import SIG_DFL, SIGINT, SIGPIPE, signal
 signal(SIGINT, SIG_DFL), signal(SIGPIPE, SIG_DFL)
 import torch
-print(torch.cuda.device_count())') ||
+print(torch.cuda.device_count())' ||
     fail 'python3 cannot import torch: run bash scripts/setup_environment.sh'
-  (($1 <= found)) || fail "num_gpus is $1, but this machine has $found: give at most that; 0 runs on the CPU"
+}
+
+# 16 bits where the CPU computes with them; elsewhere they are slower.
+cpu_precision() {
+  grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo amp || echo fp32
+}
+
+# find_gpus NAME DEFAULT [MOST]: checks the argument NAME, a number of GPUs, and sets `processes` of this node. `all`, the
+# default, becomes the GPUs of this machine, at most MOST, or 0, its CPU, with an omitted precision that suits it. The global
+# batch is then that of DEFAULT processes a node, `batch_processes`.
+# shellcheck disable=SC2034
+find_gpus() {
+  local -n number=$1
+  local here
+  if [[ $number == 0 ]]; then
+    here=0
+  else
+    here=$(count_gpus)
+  fi
+  if [[ $number == all ]]; then
+    number=$((here < ${3:-here} ? here : ${3:-here}))
+    batch_processes=$2
+    processes=$((number > 0 ? number : 1))
+    if ((number > 0)); then
+      say "$1 was not given: $number of the $here GPUs of this machine, with the global batch of $2"
+    else
+      [[ $omitted != *' precision '* ]] || precision=$(cpu_precision)
+      say "$1 was not given, and this machine has no GPU: its CPU, with the global batch of $2 GPUs${precision:+, $precision}"
+    fi
+    return
+  fi
+  ((number <= here)) || fail "$1 is $number, but this machine has $here: give at most that; 0 runs on the CPU"
+  processes=$((number > 0 ? number : 1))
+  batch_processes=$processes
+}
+
+# Sets batch_flags, which divide an update over the processes. The batch is fixed where their number may be another.
+set_batch_flags() { # batch_size accumulation_steps
+  batch_flags=(--gradient-merge-steps "$2")
+  if [[ -n $min_nodes ]] || ((batch_processes != processes)); then
+    batch_flags=(--global-batch-size $(($1 * $2 * batch_processes * nodes)))
+  fi
 }
 
 # ---- data, precision and models ---------------------------------------------------------------------------------
@@ -225,9 +268,9 @@ needs_phase1() {
 run_phase() {
   local phase=$1 max_steps=$2 newest folder
   local steps_folder=$RESULTS_DIR/$BERT_MODEL/$phase
-  local global_batch_size=$(($3 * $4 * processes * nodes))
-  local -a batch_flags=(--gradient-merge-steps "$4")
-  [[ -z $min_nodes ]] || batch_flags=(--global-batch-size "$global_batch_size")
+  local global_batch_size=$(($3 * $4 * batch_processes * nodes))
+  local -a batch_flags
+  set_batch_flags "$3" "$4"
   log_file=''
   if [[ $create_logfile == true && -z ${DOCTOR:-} ]]; then
     mkdir -p "$RESULTS_DIR"
@@ -251,14 +294,22 @@ run_phase() {
   done
 }
 
-# phase_of_bert_large PHASE SEQUENCE_LENGTH PREDICTIONS FLAG...: one phase on NUM_GPUS [8] GPUs, for run_pretraining_p1.sh
-# and run_pretraining_p2.sh.
+# phase_of_bert_large PHASE SEQUENCE_LENGTH PREDICTIONS ACCUMULATION_STEPS FLAG...: one phase on NUM_GPUS GPUs, by default
+# those of this machine with the global batch of eight, for run_pretraining_p1.sh and run_pretraining_p2.sh.
 phase_of_bert_large() {
-  local results=${RESULTS_DIR:-results}
+  local results=${RESULTS_DIR:-results} num_gpus=${NUM_GPUS:-all} precision=amp
+  local -a precision_words
+  omitted=' precision '
+  is_valid gpus "$num_gpus" || fail "NUM_GPUS is '$num_gpus': expected $(describe_kind gpus)"
   # shellcheck source=setup_environment.sh
   source scripts/setup_environment.sh use
   nodes=1 min_nodes='' node_rank=0 log_file=''
-  launch "${NUM_GPUS:-8}" run_pretraining.py \
+  find_gpus num_gpus 8
+  (($4 * batch_processes % processes == 0)) ||
+    fail "the $processes GPUs do not divide the $(($4 * batch_processes)) micro-batches of an update: give NUM_GPUS"
+  mapfile -t precision_words < <(precision_flags "$precision" 1)
+  launch "$processes" run_pretraining.py \
+    --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" \
     "--phase$1" \
     --input-dir "$(find_shards "$2" "$3" "${BERT_PREP_WORKING_DIR:-data}")" \
     --max-seq-length "$2" \
@@ -267,14 +318,15 @@ phase_of_bert_large() {
     --bert-model bert-large-uncased \
     --vocab-file vocab/bert-large-uncased-vocab.txt \
     --optimizer Lamb \
-    --amp \
+    "${precision_words[@]}" \
+    --gradient-merge-steps $(($4 * batch_processes / processes)) \
     --seed 12439 \
     --num-steps-per-checkpoint 200 \
     --log-freq 1 \
     --report-file "$results/dllogger_p$1.json" \
     --from-checkpoint "$results/bert-large-uncased/phase$1" \
     --last-step-of-checkpoint auto \
-    "${@:4}"
+    "${@:5}"
 }
 
 # ---- launch -----------------------------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ ARGUMENTS=(
   "new_words                    | 1000               | positive_int       | words of the domain to add to the vocabulary"
   "sequence_length              | $length            | positive_int       | tokens per sample or passage"
   "train_steps                  | $steps             | positive_int       | updates"
-  "train_batch_size             | $batch             | positive_int       | sequences, or pairs of passages, per GPU and micro-batch"
+  "train_batch_size             | $batch             | positive_int       | sequences, or pairs of passages, per micro-batch of a GPU"
   "gradient_accumulation_steps  | $merged            | positive_int       | micro-batches per update"
   "learning_rate                | None               | text               | peak learning rate; None: that of the preset"
   "precision                    | amp                | $PRECISIONS        | as for run_pretraining.sh"
-  "num_gpus                     | 1                  | non_negative_int   | GPUs of this machine; 0: run on the CPU"
+  "num_gpus                     | all                | gpus               | GPUs of this machine, or its CPU; 0: run on the CPU"
   "preset                       | decayed_checkpoint | $PRESETS | optimizer and schedule, of scripts/configs/continue_config.sh"
   "save_checkpoint_steps        | $save_steps        | positive_int       | updates between checkpoints and between evaluations"
   "seed                         | 42                 | non_negative_int   | seed of new weights, dropout, masks and sample order"
@@ -92,14 +92,14 @@ find_nodes
 ((nodes == 1)) || fail "NNODES is $nodes: this script is for one machine; docs/continue_pretraining.md has its commands"
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
-require_gpus "$num_gpus"
 base=$(model_name --init-checkpoint "$init_checkpoint")
+most_gpus=$([[ $objective != neighbours ]] || echo 1) # pairs of passages are compared within a GPU
+find_gpus num_gpus 1 "$most_gpus"
 
 create_logfile=false
 enable_benchmark=$(has_word --benchmark && echo true || echo false)
 code_dir=$root
 RESULTS_DIR=$out_dir/results
-processes=$((num_gpus > 0 ? num_gpus : 1))
 device=$( ((num_gpus > 0)) && echo cuda || echo cpu)
 mapfile -t precision_words < <(precision_flags "$precision" 65536)
 shared_flags=(

@@ -27,7 +27,7 @@ ARGUMENTS=(
   "config_file                  | None                           | text               | architecture; None: that of init_checkpoint or BERT_MODEL"
   "out_dir                      | $results_dir/$folder           | text               | results go to OUT_DIR/MODEL/TASK"
   "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (docs/fine_tuning.md)"
-  "num_gpu                      | 8                              | non_negative_int   | GPUs of this node; 0: run on the CPU"
+  "num_gpu                      | all                            | gpus               | GPUs of this node; 0: run on the CPU; all: see below"
   "batch_size                   | 16                             | positive_int       | sequences per GPU and update"
   "gradient_accumulation_steps  | 1                              | positive_int       | micro-batches that batch_size is divided into"
   "learning_rate                | 2.4e-5                         | non_negative_float | peak learning rate"
@@ -50,6 +50,9 @@ Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or 
 
 Without arguments, it downloads bert-base-uncased to the working folder (with the command hf) and MRPC if they are not
 there, and uses the GPUs of this machine in fp16, or its CPU in fp32 (amp if it has bfloat16 instructions).
+
+num_gpu: all are the GPUs of this node, or its CPU if there is none (in float32, unless it has bfloat16 instructions or
+a precision is given); the global batch is that of 8 GPUs.
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.
@@ -76,8 +79,9 @@ fi
 arguments=("$@")
 if (($# == 0)); then
   gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
-  cpu_precision=$(grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo amp || echo fp32)
-  arguments=(bert-base-uncased '' '' '' '' '' "$gpus" '' '' '' '' '' '' "$( ((gpus > 0)) && echo fp16 || echo "$cpu_precision")")
+  precision=fp16
+  ((gpus > 0)) || precision=$(cpu_precision)
+  arguments=(bert-base-uncased '' '' '' '' '' "$gpus" '' '' '' '' '' '' "$precision")
 fi
 if (($# >= 6)); then arguments[5]=${6,,}; fi
 if (($# >= 13)); then arguments[12]=${13%.0}; fi # -1.0 in NVIDIA's script
@@ -100,7 +104,9 @@ if ((batch_size % gradient_accumulation_steps > 0)); then
     "not divide: change one of them"
 fi
 find_nodes
-processes=$((num_gpu > 0 ? num_gpu : 1))
+# shellcheck source=setup_environment.sh
+source "$root/scripts/setup_environment.sh" use
+find_gpus num_gpu 8
 
 flags=(
   --task-name "$task_name" --data-dir "$data_dir" --init-checkpoint "$init_checkpoint" --output-dir "$out_dir"
@@ -122,11 +128,8 @@ if [[ $mode == *train* ]]; then
     --warmup-proportion "$warmup_proportion" --train-batch-size $((batch_size / gradient_accumulation_steps))
     --resume-from-checkpoint
   )
-  if [[ -n $min_nodes ]]; then
-    flags+=(--global-batch-size $((batch_size * processes * nodes)))
-  else
-    flags+=(--gradient-merge-steps "$gradient_accumulation_steps")
-  fi
+  set_batch_flags $((batch_size / gradient_accumulation_steps)) "$gradient_accumulation_steps"
+  flags+=("${batch_flags[@]}")
 fi
 if [[ $mode != train ]]; then flags+=(--predict-batch-size "$batch_size"); fi
 if [[ $mode == *eval* ]]; then flags+=(--do-eval); fi
@@ -134,9 +137,6 @@ if [[ $mode == *prediction* ]]; then flags+=(--do-predict); fi
 mapfile -t precision_words < <(precision_flags "$precision" 128)
 read_extra_args
 
-# shellcheck source=setup_environment.sh
-source "$root/scripts/setup_environment.sh" use
-require_gpus "$num_gpu"
 mkdir -p "$out_dir" || fail "argument 5 (out_dir): the folder $out_dir cannot be made: give a folder you can write to"
 log_file=$out_dir/logfile.txt
 report_at_exit "$out_dir"

@@ -13,7 +13,7 @@ ARGUMENTS=(
   "out_dir         | results/glue_suite         | text               | results go to OUT_DIR/TASK, the table to OUT_DIR/glue.md"
   "num_seeds       | 5                          | positive_int       | runs of each task"
   "chain           | true                       | true,false         | start RTE, MRPC and STS-B from the model fine-tuned on MNLI"
-  "num_gpus        | 8                          | non_negative_int   | tasks side by side, one on each GPU; 0: run on the CPU"
+  "num_gpus        | all                        | gpus               | tasks side by side, one on each GPU; 0: run on the CPU"
   "batch_size      | 32                         | positive_int       | sequences per update"
   "learning_rate   | 2e-5                       | non_negative_float | peak learning rate"
   "epochs          | 3                          | non_negative_float | passes over the training set"
@@ -39,7 +39,7 @@ require_folder 'argument 2 (tasks_dir)' "$tasks_dir" 'download it: python3 data/
 read_extra_args
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
-require_gpus "$num_gpus"
+find_gpus num_gpus 1
 mapfile -t precision_words < <(precision_flags "$precision" 128)
 mkdir -p "$out_dir" || fail "argument 3 (out_dir): the folder $out_dir cannot be made: give a folder you can write to"
 model=$(realpath "$init_checkpoint")

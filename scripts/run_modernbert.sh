@@ -12,7 +12,7 @@ ARGUMENTS=(
   "config_file                        | $root/bert_configs/modernbert-base.json | text | architecture"
   "optimizer                          | NorMuon                   | AdamW,Muon,NorMuon | Muon and NorMuon are for the matrices of the layers"
   "precision                          | amp                       | $PRECISIONS        | as for run_pretraining.sh"
-  "num_gpus                           | 8                         | non_negative_int   | GPUs of this node; 0: run on the CPU"
+  "num_gpus                           | all                       | gpus               | as for run_pretraining.sh"
   "train_batch_size                   | 64                        | positive_int       | sequences per GPU and micro-batch, phase 1"
   "gradient_accumulation_steps        | 2                         | positive_int       | micro-batches per update, phase 1"
   "learning_rate                      | 8e-4                      | non_negative_float | peak learning rate, phase 1"
@@ -63,10 +63,9 @@ enable_benchmark=$(has_word --benchmark && echo true || echo false)
 find_nodes
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
-require_gpus "$num_gpus"
+find_gpus num_gpus 8
 BERT_MODEL=$(model_name --config-file "$config_file")
 
-processes=$((num_gpus > 0 ? num_gpus : 1))
 # By optimizer. It is multiplied by the learning rate: with AdamW at 8e-4, ModernBERT's 1e-5 per update. Muon's is that
 # of Liu et al. (2025); without it, its weights keep growing.
 declare -A weight_decays=([AdamW]=0.0125 [Muon]=0.1 [NorMuon]=0.1)

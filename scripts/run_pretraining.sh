@@ -12,7 +12,7 @@ ARGUMENTS=(
   "train_batch_size                   | 256                       | positive_int       | sequences per GPU and micro-batch, phase 1"
   "learning_rate                      | 6e-3                      | non_negative_float | peak learning rate, phase 1"
   "precision                          | amp                       | $PRECISIONS        | amp, bf16, fp16, tf32 or fp32: see below"
-  "num_gpus                           | 8                         | non_negative_int   | GPUs of this node; 0: run on the CPU"
+  "num_gpus                           | all                       | gpus               | GPUs of this node; 0: run on the CPU; all: see below"
   "warmup_proportion                  | 0.2843                    | fraction           | share of train_steps for the warmup, phase 1"
   "train_steps                        | 7038                      | positive_int       | updates of phase 1"
   "save_checkpoint_steps              | 200                       | positive_int       | updates between checkpoints"
@@ -41,6 +41,9 @@ print_help() {
 Pre-trains BERT in two phases. Arguments are positional; a missing or empty one, or None, takes its [default]:"
   print_arguments
   cat <<'HELP'
+
+num_gpus: all are the GPUs of this node, or its CPU if there is none (in float32, unless it has bfloat16 instructions or
+a precision is given); the global batch is that of 8 GPUs.
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.
@@ -135,9 +138,8 @@ read_extra_args
 only_estimates=$(has_word '--estimate[-_]memory*' && echo true || echo false)
 ! has_word --benchmark || enable_benchmark=true
 find_nodes
-require_gpus "$num_gpus"
+find_gpus num_gpus 8
 
-processes=$((num_gpus > 0 ? num_gpus : 1))
 mapfile -t precision_words < <(precision_flags "$precision" 1048576)
 shared_flags=(
   --output-dir "$RESULTS_DIR" "${model_flags[@]}" --vocab-file "$VOCAB_FILE"

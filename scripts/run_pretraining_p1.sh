@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Phase 1 of BERT-large on 8 GPUs with every flag by name; common.sh has those of both phases. Flags given to this script
+# Phase 1 of BERT-large on the GPUs of this machine, or NUM_GPUS of them, with every flag by name; common.sh has those of both phases. Flags given to this script
 # are added, and override these. If interrupted, rerun to resume. run_pretraining_p2.sh is next.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -7,10 +7,9 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 source scripts/common.sh
 
 # The global batch is 8 GPUs x 256 sequences x 32 micro-batches = 65,536 sequences of 128 tokens.
-phase_of_bert_large 1 128 20 \
+phase_of_bert_large 1 128 20 32 \
   --max-steps 7038 \
   --batch-size 256 \
-  --gradient-merge-steps 32 \
   --learning-rate 6e-3 \
   --warmup-proportion 0.2843 \
   "$@"

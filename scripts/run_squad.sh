@@ -17,7 +17,7 @@ ARGUMENTS=(
   "learning_rate          | 4.6e-5                         | non_negative_float | peak learning rate"
   "warmup_proportion      | 0.2                            | fraction           | share of the steps for the warmup"
   "precision              | amp                            | $PRECISIONS        | amp, bf16, fp16, tf32 or fp32: see below"
-  "num_gpus               | 8                              | non_negative_int   | GPUs of this node; 0: run on the CPU"
+  "num_gpus               | all                            | gpus               | GPUs of this node; 0: run on the CPU; all: see below"
   "seed                   | 1                              | non_negative_int   | seed of the span head, dropout and sample order"
   "squad_dir              | $data_dir/download/squad/v1.1  | text               | folder of train-v*.json and dev-v*.json"
   "vocab_file             | None                           | text               | vocabulary; None: that of init_checkpoint"
@@ -41,6 +41,9 @@ Fine-tunes and evaluates BERT on SQuAD. Arguments are positional; a missing or e
 None, takes its [default]:"
   print_arguments
   cat <<'HELP'
+
+num_gpus: all are the GPUs of this node, or its CPU if there is none (in float32, unless it has bfloat16 instructions or
+a precision is given); the global batch is that of 8 GPUs.
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.
@@ -88,6 +91,10 @@ if [[ -z ${SQUAD_VERSION:-} ]]; then
   SQUAD_VERSION=$([[ -f $squad_dir/dev-v1.1.json ]] && echo 1.1 || echo 2.0)
 fi
 is_valid 1.1,2.0 "$SQUAD_VERSION" || fail "SQUAD_VERSION is '$SQUAD_VERSION': expected 1.1 or 2.0"
+find_nodes
+# shellcheck source=setup_environment.sh
+source "$root/scripts/setup_environment.sh" use
+find_gpus num_gpus 8
 
 flags=(
   --init-checkpoint "$init_checkpoint" --config-file "$config_file" --vocab-file "$vocab_file"
@@ -120,16 +127,12 @@ fi
 mapfile -t precision_words < <(precision_flags "$precision" 128)
 read_extra_args
 
-find_nodes
-# shellcheck source=setup_environment.sh
-source "$root/scripts/setup_environment.sh" use
-require_gpus "$num_gpus"
 mkdir -p "$OUT_DIR" || fail "argument 11 (OUT_DIR): the folder $OUT_DIR cannot be made: give a folder you can write to"
 log_file=$OUT_DIR/logfile.txt
 report_at_exit "$OUT_DIR"
 ((node_rank == 0)) || log_file=$OUT_DIR/logfile.node$node_rank.txt
-processes=$((num_gpus > 0 ? num_gpus : 1))
-if [[ -n $min_nodes && $mode == *train* ]]; then
-  flags+=(--global-batch-size $((batch_size * processes * nodes)))
+if [[ $mode == *train* ]]; then
+  set_batch_flags "$batch_size" 1
+  flags+=("${batch_flags[@]}")
 fi
 launch "$processes" "$root/run_squad.py" "${flags[@]}" --log-file "$log_file" "${precision_words[@]}" "${extra_words[@]}"

@@ -56,7 +56,7 @@ find_nodes
 ((nodes == 1)) || fail "NNODES is set: this recipe is for one node, unset it"
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
-require_gpus "$num_gpus"
+find_gpus num_gpus 1
 
 per_gpu=$((24 / processes))
 accumulation=$((per_gpu >= 3 ? per_gpu / 3 : 1))

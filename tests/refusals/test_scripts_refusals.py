@@ -134,7 +134,7 @@ BAD = {
         ("0 init data/sample/squad out", ["NNODES"], {"NNODES": COMMAND}),
         ("0 init data/sample/squad out", ["one node"], {"NNODES": "2", "MASTER_ADDR": "a"}),
     ],
-    "run_pretraining_p1.sh": [("", ["number of processes"], {"NUM_GPUS": COMMAND})],
+    "run_pretraining_p1.sh": [("", ["NUM_GPUS is", "or all"], {"NUM_GPUS": COMMAND})],
     "docker/launch.sh": [
         ("bash scripts/run_squad.sh", ["put the command in quotes"]),
         ("bash scripts/run_squad.sh init 2", ["put the command in quotes"]),

@@ -89,7 +89,7 @@ def test_several_nodes_meet_at_the_first(checkout, settings):
     ("command", "output"),
     [
         (
-            ["bash", "-c", f"source '{ROOT}/scripts/common.sh' && require_gpus 99"],
+            ["bash", "-c", f"source '{ROOT}/scripts/common.sh' && n=99 && find_gpus n 1"],
             "but this machine has",
         ),
         (
@@ -141,7 +141,7 @@ def test_a_ctrl_c_while_a_script_checks_the_gpus_prints_nothing(tmp_path):
     marker = tmp_path / "importing"
     torch.write_text(f"import pathlib, time\npathlib.Path({str(marker)!r}).touch()\ntime.sleep(60)")
     with subprocess.Popen(
-        ["bash", "-c", f"source {ROOT}/scripts/common.sh; require_gpus 1"],
+        ["bash", "-c", f"source {ROOT}/scripts/common.sh; n=1; find_gpus n 1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},

@@ -4,7 +4,9 @@ import re
 import shutil
 
 import pytest
-from script_flags import assert_flags, empty, make_folders, start
+from script_flags import Run, assert_flags, empty, make_folders, start
+
+from bert_recipe.config.arguments import make_run_config
 
 LARGE = "bert-large-uncased"
 VOCAB = "vocab/bert-base-uncased-vocab.txt"
@@ -61,6 +63,41 @@ def test_too_few_documents_to_hold_one_out_are_said_to_be_that(checkout, model):
         result.stderr,
     )
     assert all("prepare.py" in call[0] for call in checkout.calls())
+
+
+BATCHES = {  # with the GPUs that are omitted: processes, then the global batches
+    "run_pretraining.sh": [65536, 32768],
+    "run_modernbert.sh": [1024, 128],
+    "run_pretraining_p1.sh": [65536],
+    "run_pretraining_p2.sh": [32768],
+    "run_squad.sh init": [256],
+    "run_glue.sh init": [128],
+    "continue_pretraining.sh post-ln d1 law": [256],
+    "continue_pretraining.sh sentences d1 law": [8],
+}
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
+@pytest.mark.parametrize("command", BATCHES)
+def test_omitted_gpus_are_those_that_are_there_with_the_same_global_batch(checkout, command, gpus):
+    result = start(checkout, command, FAKE_GPUS=str(gpus))
+    runs = [Run(call, checkout.folder) for call in checkout.calls() if "prepare.py" not in call[0]]
+    processes = 1 if "sentences" in command else max(gpus, 1)
+    assert [int(run.processes) for run in runs] == [processes] * len(runs)
+    assert [make_run_config(run.args, processes).loader.global_batch_size for run in runs] == (
+        BATCHES[command]
+    )
+    device = "cuda" if gpus else "cpu"
+    assert {run.device for run in runs} == {device}
+    assert re.search("was not given.*" + ("CPU" if device == "cpu" else "GPUs"), result.stdout)
+
+
+@pytest.mark.parametrize(
+    "script", ["run_pretraining.sh '' '' ''", "run_squad.sh init '' '' '' '' ''"]
+)
+def test_a_given_number_of_gpus_is_never_reduced(checkout, script):
+    result = checkout.run(f"bash scripts/{script} 8", FAKE_GPUS="4")
+    assert result.returncode == 2 and "num_gpus is 8, but this machine has 4" in result.stderr
 
 
 def test_the_printed_command_of_another_recipe_is_one_that_the_script_takes(checkout):
