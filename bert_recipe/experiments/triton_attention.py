@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from bert_recipe.config import RunConfig
-from bert_recipe.model.attention import FlashAttention, StreamLayout
+from bert_recipe.model.attention import StreamLayout
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.errors import UserError
 
@@ -28,8 +28,6 @@ class TritonAttention:
 
         cu_seqlens, max_seqlen, _, *options, _ = self.layout
         return attend(qkv_T3HD, cu_seqlens, max_seqlen, *options, dropout_prob)
-
-    memory = staticmethod(FlashAttention.memory)
 
     @staticmethod
     def supports_gpu(capability: tuple[int, int]) -> bool:

@@ -7,14 +7,14 @@ called by each layer:
     prepared = prepare_attention(name, layout, has_dropout)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-`with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call.
-To add an implementation, write the class and add it to `IMPLEMENTATIONS`; what it cannot do is in
-`implementation_class`. Those that only --attention chooses are in parallel/attention_choice.py.
+`with_rotary_positions` adds them to a prepared attention. To add an implementation, write the class
+and add it to `IMPLEMENTATIONS`, and its memory to `MEMORY` of model/costs/attention.py; what it
+cannot do is in `implementation_class`. Those that only --attention chooses are in
+parallel/attention_choice.py.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor
 from bert_recipe.model.kernels.length_bucketed import (
     BucketedStream,
     LengthBucketedFunction,
-    attention_tiles,
 )
 from bert_recipe.model.kernels.positions import hidden_pairs, rotary_table, rotated
 from bert_recipe.model.token_stream import padded_index, stream_index
@@ -46,58 +45,6 @@ class StreamLayout(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
-@dataclass(frozen=True)
-class PassSizes:
-    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward
-    pass.
-
-    tokens, sequences, num_masked: maximum T, N and M.
-    product, residual, mask: bytes per element of matrix products, of the residual stream and
-        LayerNorm, and of dropout masks.
-    attention: a key of attention.IMPLEMENTATIONS.
-    """
-
-    tokens: int
-    sequences: int
-    num_masked: int
-    max_seqlen: int
-    product: int
-    residual: int
-    mask: int
-    attention: str
-    autocast: bool
-    device_type: str
-
-    def pairs(self, num_heads: int) -> int:
-        """Number of token pairs over all heads and sequences."""
-        return self.sequences * num_heads * self.max_seqlen**2
-
-
-class LayerAttention(NamedTuple):
-    """What determines, with the sizes of the pass, the memory of a layer's attention.
-
-    has_dropout: of the probabilities.
-    rows: number of tokens whose output is used.
-    window: see StreamLayout.
-    """
-
-    num_heads: int
-    hidden_size: int
-    has_dropout: bool
-    rows: int
-    window: int | None = None
-
-
-class AttentionMemory(NamedTuple):
-    """Bytes that attention keeps for the backward pass, temporary ones of it besides the input's
-    gradient, and kept ones that all layers with the same window share.
-    """
-
-    kept: int
-    backward: int = 0
-    shared: int = 0
-
-
 class PreparedAttention(Protocol):
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H,
@@ -107,10 +54,6 @@ class PreparedAttention(Protocol):
 
 class AttentionImplementation(PreparedAttention, Protocol):
     def __init__(self, layout: StreamLayout): ...
-
-    @staticmethod
-    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
-        """Bytes of one call."""
 
 
 class FlashAttention:
@@ -143,14 +86,6 @@ class FlashAttention:
             window_size_right=self.window,
         )
         return out_THD
-
-    @staticmethod
-    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
-        # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp
-        # of the softmax.
-        num_states = 4 if layer.rows < sizes.tokens else 3
-        states = sizes.tokens * layer.hidden_size * num_states
-        return AttentionMemory(states * sizes.product + sizes.tokens * layer.num_heads * 4)
 
 
 class EfficientAttention(FlashAttention):
@@ -209,19 +144,6 @@ class PaddedAttention:
         )
         return out_NHSD.transpose(1, 2).flatten(0, 1)[self.place_T]
 
-    @staticmethod
-    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
-        padded = sizes.sequences * sizes.max_seqlen
-        state = padded * layer.hidden_size * sizes.product
-        bias = padded * (1 if layer.window is None else sizes.max_seqlen) * sizes.product
-        if sizes.device_type != "cpu":
-            return AttentionMemory(4 * state + padded * layer.num_heads * 4, shared=bias)
-        pairs = sizes.pairs(layer.num_heads)
-        # Probabilities before and after dropout, and its mask.
-        probabilities = pairs * (2 * sizes.product + layer.has_dropout)
-        backward = 2 * pairs * sizes.product
-        return AttentionMemory(5 * state + probabilities, backward, shared=bias)
-
 
 class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with
@@ -252,19 +174,6 @@ class LengthBucketedAttention:
         if self.window is not None or self.theta is not None:
             return False
         return self.cu_seqlens == [0, len(qkv_T3HD)] and qkv_T3HD.dtype == torch.float32
-
-    @staticmethod
-    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
-        # Query, key and value; the probabilities and their dropout mask.
-        tiles = attention_tiles(sizes.max_seqlen, layer.window)
-        tile_pairs = [
-            (q.stop - q.start) * (k.stop - k.start) * layer.num_heads * sizes.sequences
-            for q, k, _ in tiles
-        ]
-        states = 3 * sizes.tokens * layer.hidden_size
-        probabilities = sum(tile_pairs) * (1 + layer.has_dropout)
-        kept = sizes.product * (states + probabilities)
-        return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)
 
 
 def rotate(states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -345,12 +254,6 @@ def prepare_attention(
     dropout probability above 0.
     """
     return implementation_class(implementation, layout.window, has_dropout)(layout)
-
-
-def attention_memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
-    """Bytes of one call of the attention `sizes.attention`."""
-    attention = implementation_class(sizes.attention, layer.window, layer.has_dropout)
-    return attention.memory(sizes, layer)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:

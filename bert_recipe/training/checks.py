@@ -29,6 +29,7 @@ from bert_recipe.data_loading.packing import Label
 from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, MAX_UNKNOWN
 from bert_recipe.metrics.sinks import RecordingSink, Reporter
 from bert_recipe.metrics.text import format_duration
+from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.token_stream import IGNORED_LABEL, TOKEN_ARRAYS, StepBatch
 from bert_recipe.optimization.precision import slow_bfloat16
 from bert_recipe.parallel.compilation import missing_for_compile
@@ -397,8 +398,10 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
     """
     loader = plan.config.loader
     on_gpu = runtime.device.type == "cuda"
-    flops = plan.make_model().training_flops(
-        [plan.data.task.max_sample_length], plan.data.dataset.max_labelled_per_sample
+    flops = training_flops(
+        plan.make_model(),
+        [plan.data.task.max_sample_length],
+        plan.data.dataset.max_labelled_per_sample,
     )
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
     count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))

@@ -24,6 +24,7 @@ from bert_recipe.metrics.sinks import RESUMED_STEP
 from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
 from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
 from bert_recipe.metrics.update_profile import UpdateProfile
+from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.token_stream import StepBatch
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import compilation_errors
@@ -262,7 +263,7 @@ class Trainer:
         micro_batches = [0] * self.distributed.world_size
         if isinstance(batch, StepBatch):
             lengths, counts = batch.sequence_lengths, batch.counts
-            flops = self.parallel.model.training_flops(lengths, counts.labelled_tokens)
+            flops = training_flops(self.parallel.model, lengths, counts.labelled_tokens)
             stats = GlobalBatchStats(counts.sequences, counts.tokens, counts.labelled_tokens, flops)
             micro_batches[self.distributed.rank] = len(batch.micro_batches)
         values = [float(value) for value in astuple(stats)]

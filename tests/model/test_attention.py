@@ -14,17 +14,20 @@ from bert_recipe.model.attention import (
     IMPLEMENTATIONS,
     EfficientAttention,
     FlashAttention,
-    LayerAttention,
     LengthBucketedAttention,
     PaddedAttention,
-    PassSizes,
     StreamLayout,
-    attention_memory,
     default_implementation,
     prepare_attention,
 )
+from bert_recipe.model.costs.attention import (
+    MEMORY,
+    LayerAttention,
+    PassSizes,
+    attention_memory,
+)
+from bert_recipe.model.costs.memory import activation_memory
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
-from bert_recipe.model.encoders.costs import activation_memory
 from bert_recipe.model.encoders.modernbert import (
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -453,13 +456,13 @@ def test_the_estimate_counts_the_attention_that_is_used():
     layer = LayerAttention(num_heads=2, hidden_size=64, has_dropout=False, rows=700)
     with_dropout = layer._replace(has_dropout=True)
     efficient, padded = (
-        IMPLEMENTATIONS[name].memory(sizes, with_dropout) for name in ("efficient", "padded")
+        MEMORY[IMPLEMENTATIONS[name]](sizes, with_dropout) for name in ("efficient", "padded")
     )
     assert efficient != padded
     assert attention_memory(sizes, layer) == efficient
     assert attention_memory(sizes, with_dropout) == padded
     with_window = layer._replace(window=8)
-    padded = PaddedAttention.memory(sizes, with_window)
+    padded = MEMORY[PaddedAttention](sizes, with_window)
     assert attention_memory(sizes, with_window) == padded
 
 

@@ -15,6 +15,7 @@ from benchmarks.common.training import batch_stats, make_trainer
 from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import Label, MicroBatchLimits
+from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
 from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from bert_recipe.model.token_stream import STREAM_INPUTS
@@ -202,7 +203,7 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     # The backward pass computes the scores again, which the formula, made of what is needed, does
     # not count.
     assert counts.pop("aten._flash_attention_backward") == 2.5 * attention
-    formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_labelled.sum())
+    formula = training_flops(trainer.parallel.model, batch.lengths, batch.num_labelled.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)
 
 

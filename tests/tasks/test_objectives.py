@@ -33,6 +33,7 @@ from bert_recipe.config import (
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.attention import COMPILED_ON_CPU
+from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
@@ -159,11 +160,11 @@ def test_a_second_model_has_the_attention_and_the_compilation_of_the_run(compile
 def test_all_encoders_of_a_model_are_prepared():
     """Such as a generator that is trained with the discriminator."""
     model = discriminator()
-    one_encoder = model.training_flops(LENGTHS, 4)
+    one_encoder = training_flops(model, LENGTHS, 4)
     model.generator = make_task().generator.bert
     assert model.encoders == [model.bert, model.generator]
-    generator_flops = model.generator.training_flops(LENGTHS, 0)
-    assert model.training_flops(LENGTHS, 4) == one_encoder + generator_flops
+    generator_flops = training_flops(model.generator, LENGTHS, 0)
+    assert training_flops(model, LENGTHS, 4) == one_encoder + generator_flops
     options = ParallelConfig("layers"), Precision(), CPU, DistributedContext()
     prepared = parallelize(model, *options).model
     assert all(layer._compiled_call_impl is not None for layer in prepared.generator.layers)

@@ -1,10 +1,9 @@
-"""The base classes of all models: initial weights, inference mode, costs; and of encoders: pooling,
+"""The base classes of all models: initial weights, inference mode; and of encoders: pooling,
 attention.
 
 The input of every model is a token_stream.TokenStream: whole sequences end to end without padding.
 Padded input is converted (`accepts_padded`). Token-wise layers run on all tokens; only attention
-uses the sequence boundaries (model/attention.py). Models also report the FLOPs of a
-step (`training_flops`).
+uses the sequence boundaries (model/attention.py).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E
 hidden size.
@@ -12,13 +11,12 @@ hidden size.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -90,7 +88,7 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
 
 
 class PreTrainedModel(nn.Module, ABC):
-    """Base class: initial weights, inference mode, and costs.
+    """Base class: initial weights and inference mode.
 
     base_model_prefix: name of the encoder in models with a head.
     head_names: prefixes of the tensors of all heads that model folders of this architecture have; a
@@ -172,27 +170,10 @@ class PreTrainedModel(nn.Module, ABC):
     def word_embeddings(self) -> VocabularyEmbedding:
         return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
 
-    def training_flops(self, lengths_N: Sequence[int] | np.ndarray, num_masked: float) -> float:
-        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with
-        `num_masked` masked tokens: matrix products only, a multiply-add counts as two (Narayanan et
-        al., 2021, appendix).
-        """
-        lengths_N = np.asarray(lengths_N, dtype=np.float64)
-        tokens = float(lengths_N.sum())
-        forward = 0.0
-        for encoder in self.encoders:
-            forward += encoder.embedding_flops(tokens)
-            forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in encoder.layers)
-        return 3 * (forward + self.head_flops(tokens, len(lengths_N), num_masked))
-
     @property
     def num_outputs(self) -> int:
         """Number of columns of the output's `logits`."""
         return self.config.num_labels
-
-    @abstractmethod
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        """Forward FLOPs of the matrix products after the last layer."""
 
     @abstractmethod
     def add_encoder(self, pooling: str | None) -> None:
@@ -259,7 +240,7 @@ class EncoderModel(PreTrainedModel):
     feed-forward block runs only on them and pooled first tokens.
     """
 
-    costs: ClassVar[ModuleType]  # formulas, see model/encoders/costs.py
+    costs: ClassVar[ModuleType]  # formulas of layers, see model/costs/memory.py
 
     def __init__(self, config: ModelConfig, pooling: str | None):
         super().__init__(config)
@@ -360,13 +341,6 @@ class EncoderModel(PreTrainedModel):
         # A mean needs all tokens.
         no_positions = stream.input_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
         return self(stream, output_positions=no_positions).pooler_output
-
-    def embedding_flops(self, num_tokens: float) -> float:
-        """Forward FLOPs of the matrix products before the first layer."""
-        return 0.0
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
 
     def prepare_attention(
         self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention
-from bert_recipe.model.encoders import bert_costs
+from bert_recipe.model.costs import bert as bert_costs
 from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel, accepts_padded
 from bert_recipe.model.encoders.config import (
     FOREIGN_KEYS,
@@ -394,8 +394,9 @@ class BertForPreTraining(BertForMaskedLM, NextSentenceModel):
 
     next_sentence = True
 
-    def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor:
-        return self.cls.seq_relationship(pooled_NE)
+    @property
+    def next_sentence_layer(self) -> Linear:
+        return self.cls.seq_relationship
 
     @accepts_padded
     def forward(
@@ -406,11 +407,6 @@ class BertForPreTraining(BertForMaskedLM, NextSentenceModel):
         return PreTrainingOutput(
             self.prediction_logits(hidden), self.next_sentence_logits(pooled_NE)
         )
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        hidden = self.config.hidden_size
-        mlm = super().head_flops(num_tokens, num_sequences, num_masked)
-        return mlm + num_sequences * (2 * hidden**2 + 4 * hidden)
 
 
 class BertForQuestionAnswering(BertPreTrainedModel, QuestionAnswering):

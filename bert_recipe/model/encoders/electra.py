@@ -88,12 +88,6 @@ class ElectraModel(ElectraPreTrainedModel, BertModel):
             hidden_TE = self.embeddings_project(hidden_TE)
         return super().encode(hidden_TE, attentions, output_R, states)
 
-    def embedding_flops(self, num_tokens: float) -> float:
-        config = self.config
-        if config.embedding_size == config.hidden_size:
-            return 0.0
-        return num_tokens * 2 * config.embedding_size * config.hidden_size
-
 
 class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
     """ELECTRA with the masked-language-model head, see heads.MaskedLanguageModel."""
@@ -114,11 +108,6 @@ class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
     @property
     def output_bias(self) -> Tensor | None:
         return self.generator_lm_head.bias
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        config = self.config
-        outputs = config.hidden_size + config.padded_vocab_size
-        return num_masked * 2 * config.embedding_size * outputs
 
 
 class ElectraClassificationHead(heads.DenseClassifier):

@@ -82,17 +82,17 @@ class MaskedLanguageModel(PreTrainedModel):
         output = self.base_model(stream, output_positions=mlm_positions)
         return MaskedLMOutput(self.prediction_logits(output.last_hidden_state))
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        hidden = self.config.hidden_size
-        return num_masked * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
-
 
 class NextSentenceModel(MaskedLanguageModel):
     """A masked language model that also has the next-sentence head."""
 
+    @property
     @abstractmethod
+    def next_sentence_layer(self) -> Linear: ...
+
     def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor:
         """The logits [N, 2]: the second text follows the first one, or is random."""
+        return self.next_sentence_layer(pooled_NE)
 
 
 class DenseClassifier(nn.Module):
@@ -148,17 +148,6 @@ class ClassificationModel(PreTrainedModel):
         with torch.autocast(states.device.type, enabled=False):
             return classifier(states)
 
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        rows = num_tokens if self.base_model.pooling is None else num_sequences
-        head_modules = set(self.modules())
-        for encoder in self.encoders:
-            head_modules -= set(encoder.modules())
-        flops = 0.0
-        for module in head_modules:
-            if isinstance(module, nn.Linear):
-                flops += rows * 2 * module.in_features * module.out_features
-        return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + flops
-
 
 class QuestionAnswering(ClassificationModel):
     """A span head: a start and an end logit per token."""
@@ -203,9 +192,6 @@ class SentenceEmbedding(PreTrainedModel):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.add_encoder(config.embedding_pooling)
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return 0.0  # the mean has no matrix products
 
     @accepts_padded
     def forward(self, stream: TokenStream) -> ClassificationOutput:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention, with_rotary_positions
-from bert_recipe.model.encoders import modernbert_costs
+from bert_recipe.model.costs import modernbert as modernbert_costs
 from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
 from bert_recipe.model.encoders.config import (
     HIDDEN_ACTS,

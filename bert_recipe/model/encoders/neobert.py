@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention
-from bert_recipe.model.encoders import heads, modernbert_costs
+from bert_recipe.model.costs import modernbert as modernbert_costs
+from bert_recipe.model.encoders import heads
 from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig, dropout
 from bert_recipe.model.encoders.modernbert import ModernBertModel
@@ -160,9 +161,6 @@ class NeoBertForMaskedLM(NeoBertPreTrainedModel, heads.MaskedLanguageModel):
 
     def transform(self, hidden_ME: Tensor) -> Tensor:
         return hidden_ME
-
-    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        return num_masked * 2 * self.config.hidden_size * self.config.padded_vocab_size
 
 
 class NeoBertForSequenceClassification(NeoBertPreTrainedModel, heads.SequenceClassification):

@@ -1,25 +1,19 @@
-"""What a training step costs: the memory of activations, by the formulas of each encoder.
-
-An encoder names a module with its formulas as `costs`, such as model/encoders/bert_costs.py:
+"""The memory of activations in a training step. An encoder names a module with its formulas as
+`costs`, such as model/costs/bert.py:
 
     layer_flops(layer, lengths_N)      forward FLOPs of the matrix products of a layer for sequences
                                        of these real lengths
     layer_memory(layer, sizes, rows)   its LayerMemory; rows: tokens computed after attention
-
-Formulas, because neither torch's FlopCounterMode nor a pass on meta tensors gives these numbers:
-the counter does not know attention windows (18% too many FLOPs for ModernBERT-base at 1,024 tokens,
-twice as many at 8,192), and meta tensors know neither autocast nor a CPU's attention, which reads
-lengths and draws masks on the host.
 """
 
 from typing import NamedTuple
 
-from bert_recipe.model.attention import PassSizes
+from bert_recipe.model.costs.attention import PassSizes
 from bert_recipe.model.encoders.base import FIRST_TOKEN, PreTrainedModel
 
 
 class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see attention.PassSizes): activations saved for
+    """Bytes of one layer in a training step (see PassSizes): activations saved for
     backward (`kept`, including its input; `input` alone; `linear_outputs`), peak activation
     gradients (`backward`), and 16-bit or fused copies of weights, during the layer's own pass
     (`weight_copies`) or the whole forward pass (`cached_copies`). shared: kept by all layers with

@@ -1,11 +1,11 @@
-"""FLOPs and memory of BERT's layers (see model/encoders/costs.py)."""
+"""FLOPs and memory of BERT's layers (see model/costs/memory.py)."""
 
 from typing import Any
 
 import numpy as np
 
-from bert_recipe.model.attention import LayerAttention, PassSizes, attention_memory
-from bert_recipe.model.encoders.costs import LayerMemory
+from bert_recipe.model.costs.attention import LayerAttention, PassSizes, attention_memory
+from bert_recipe.model.costs.memory import LayerMemory
 
 
 def layer_flops(layer: Any, lengths_N: np.ndarray) -> float:
