@@ -251,7 +251,9 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     }
     columns = {field: column for field, column in by_field.items() if column is not None}
     target = args.output
-    rows = read_texts(args.input, list(columns.values()), table_format=table_format_of(args))
+    rows = read_texts(
+        args.input, list(columns.values()), table_format=table_format_of(args), is_whole=True
+    )
     source = TextFile(args.input, table_format=table_format_of(args))
     target_format = format_like(source, args.decimal)
     if kind_of(target.name)[0] == ".parquet":

@@ -28,6 +28,7 @@ from bert_recipe.utils.json_files import (
     read_json,
     write_json,
 )
+from bert_recipe.utils.known_tools import MODELS, refuse_known
 from bert_recipe.utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
@@ -50,7 +51,6 @@ WEIGHT_FILES = (MODEL_FILE, PICKLED_FILE)  # either may be sharded, with an inde
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
 HASH_READ = 1 << 20  # bytes that each thread holds
 FORMAT_VERSION = 2
-FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth")  # files that convert_checkpoint.py reads
 ADVICE = "use the checkpoint before it"
 
 
@@ -217,15 +217,8 @@ def is_valid(folder: Path) -> bool:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises UserError if `path` is a file, or a folder with a checkpoint of another project."""
-    files = [path]
-    if path.is_dir():
-        files = sorted(path.iterdir())
-    if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
-        raise UserError(
-            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with "
-            "convert_checkpoint.py, and give that to --from-pretrained-params"
-        )
+    """Raises UserError if `path` is a file, or a folder of another tool."""
+    refuse_known(path, MODELS)
     if path.is_file():
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import refuse_pointer
 from bert_recipe.utils.json_files import JsonObject, parse_json, read_json
+from bert_recipe.utils.known_tools import MODELS, refuse_known
 from bert_recipe.utils.words import has_accent
 
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
@@ -221,6 +222,7 @@ class TokenizerFile:
                 )
             tokens[token] = number
         if missing := [token for token in SPECIAL_TOKENS.values() if token not in tokens]:
+            refuse_known(self.path, MODELS)
             raise UserError(
                 f"vocabulary {self.path} has no {', '.join(missing)}: BERT needs it, add it or "
                 "choose another file"
@@ -361,6 +363,7 @@ def find_tokenizer(folder: Path) -> TokenizerFile | None:
         refuse_other_formats(folder)
         return None
     file = TokenizerFile(folder / VOCAB_FILE)
+    refuse_known(file.path, MODELS)
     check_bert_settings(folder, file.settings)
     return file
 

@@ -16,6 +16,8 @@ def class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
         return {}
     names = {}
     for column, feature in features.items():
+        if isinstance(feature, list) and len(feature) == 1:  # as older versions have lists
+            (feature,) = feature
         if isinstance(feature, dict) and "feature" in feature:  # a list
             feature = feature["feature"]
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":

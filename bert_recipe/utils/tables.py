@@ -13,7 +13,7 @@ from typing import Any
 
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.known_tools import LABEL_STUDIO
+from bert_recipe.utils.known_tools import DATA, LABEL_STUDIO, refuse_known
 from bert_recipe.utils.parquet_values import class_names, named_class
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
@@ -146,17 +146,20 @@ def read_texts(
     others: Sequence[str] = (),
     table_format: TableFormat | None = None,
     bad: BadRows | None = None,
+    is_whole: bool = False,
 ) -> list[tuple[int, Row]]:
     """All rows of a table with their line numbers.
 
     columns: those that each row must have, with a string.
     others: further ones that each row must have, with any value.
+    is_whole: rows with all columns of the table, for programs that write them, too.
     bad: takes the rows that are not so; by default these raise UserError.
     """
     bad_rows = BadRows(path) if bad is None else bad
     file = TextFile(path, bad_rows.add, table_format)
     rows = []
-    for number, row in read_rows(file, (*columns, *others), exact=True):
+    needed = None if is_whole else (*columns, *others)
+    for number, row in read_rows(file, needed, exact=True):
         problem = absent_column(row, (*columns, *others))
         if problem is not None:
             bad_rows.add(file.where(number), problem)
@@ -301,6 +304,7 @@ def read_text_lines(
 ) -> Iterator[tuple[int, Row]]:
     """The lines of a .txt file, also empty ones, in a column `text`."""
     if problem := column_problem(["text"], columns):
+        refuse_known(Path(file.path), DATA)
         file.on_bad(file.path, problem)
         return
     for line in file:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.files import refuse_pointer
+from bert_recipe.utils.known_tools import DATA, refuse_known
 from bert_recipe.utils.progress import print_once
 
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
@@ -118,8 +119,11 @@ class TextFile:
         """The bytes as they are stored."""
         path = Path(self.path)
         if not path.is_file():
+            refuse_known(path, DATA)
             raise UserError(f"{path} {why_no_file(path)}")
         refuse_pointer(path)
+        if not self.format:
+            refuse_known(path, DATA)
         return path.open("rb")
 
     def open_lines(self) -> tuple[BinaryIO, int]:
@@ -205,6 +209,7 @@ def table_parts(path: Path) -> list[Path]:
     or `path` alone. Raises UserError if there are none, or if they are not one split.
     """
     if path.is_dir():
+        refuse_known(path, DATA)
         visible = sorted(part for part in path.iterdir() if not part.name.startswith((".", "_")))
         parts = [part for part in visible if kind_of(part.name)[0] in (*TABLES, ".json")]
         if not parts:

@@ -154,9 +154,9 @@ TABLES = [
         {"own.tsv": "text\tlabel\na\tb\tc\n"},
     ),
     (
-        OWN.replace(".csv", ".xlsx"),
+        OWN.replace(".csv", ".docx"),
         "unknown file extension: give a file of .csv, .tsv, .jsonl, .parquet",
-        {"own.xlsx": "PK"},
+        {"own.docx": "PK"},
     ),
     *(
         (LINES, says, {"own.jsonl": content})

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.known_tools import DATA, refuse_known
 from bert_recipe.utils.text_files import kind_of
 
 
@@ -18,6 +19,7 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
         names = list_files(Path(path).absolute())
         matching = [name for name in names if kind_of(name)[0] in suffixes]
         if not matching:
+            refuse_known(Path(path), DATA)
             raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
         files += matching
     counts = Counter(map(os.path.realpath, files))

@@ -18,6 +18,7 @@ from bert_recipe.utils.command_line import (
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, from_json, parse_json, read_json
+from bert_recipe.utils.known_tools import DATA, refuse_known
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import TABLES, TextFile, table_parts
 from bert_recipe.utils.words import from_utf16, spaced_spans
@@ -147,6 +148,7 @@ def read_document(path: Path, bad: BadRows) -> Any:
     is_document = path.name.lower().removesuffix(file.compression).endswith(".json")
     if file.format in TABLES and not is_document:
         return {"data": [row for _, row in read_rows(file)]}
+    refuse_known(path, DATA)
     if file.compression:
         return parse_json("".join(TextFile(path)).encode(), f"SQuAD file {path}")
     return read_json(path, "SQuAD file")
