@@ -29,6 +29,7 @@ from bert_recipe.tasks.squad.task import (
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.progress import printed_once
 
 SAMPLE, SHARED = ROOT / "data/sample/squad", SHARED_DATA / "squad"
 TOKENIZER = BertTokenizer(BERT_VOCAB_FILE)
@@ -255,6 +256,21 @@ def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
     scored = SquadTask(predict_file=path, scores=True, skip_bad=True, output_dir=tmp_path)
     (found,) = scored.prediction_sets(TOKENIZER)
     assert [question.id for question in found.dataset.squad.questions] == ["q1", "q3"]
+
+
+def test_questions_that_are_cut_are_told(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    question = "Who is the one who is it?"  # eight tokens
+    write_json_lines(path, [flat_row({"text": ["Anna"], "answer_start": [0]}, question)])
+    for length, is_told in ((4, True), (8, False)):
+        options = {"max_seq_length": 32, "max_query_length": length}
+        trained = SquadTask(train_file=path, **options)
+        predicted = SquadTask(predict_file=path, **options)
+        for opens in (trained.training_set, predicted.prediction_sets):
+            printed_once.clear()
+            opens(TOKENIZER)
+            told = f"{path}: 1 questions are longer than 4 tokens, and are cut"
+            assert (told in capsys.readouterr().out) == is_told
 
 
 @pytest.mark.parametrize("length", [20, 18])

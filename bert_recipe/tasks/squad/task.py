@@ -38,7 +38,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.output_tables import encode_table
-from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.tables import Row
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
                 f"{squad.path}: no question has an answer to learn: give `answers` with `text` and "
                 f"`answer_start`"
             )
-        return self, SquadDataset(squad, tokenizer, self, training=True, bad=bad)
+        dataset = SquadDataset(squad, tokenizer, self, training=True, bad=bad)
+        dataset.say_what_is_cut()
+        return self, dataset
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         if self.predict_file is None:
@@ -128,6 +130,7 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
                     f"{squad.path} has questions without an answer: add --version-2-with-negative"
                 )
         dataset = SquadDataset(squad, tokenizer, self)
+        dataset.say_what_is_cut()
         return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 
     def finish(
@@ -258,6 +261,8 @@ class SquadDataset(SequenceDataset):
         question_ids, _ = encode(
             tokenizer, [question.text for question in squad.questions], "questions"
         )
+        self.max_query_length = options.max_query_length
+        self.num_cut = sum(len(ids) > options.max_query_length for ids in question_ids)
         context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
         texts: list[tuple[np.ndarray, np.ndarray]] = []
         features: list[Feature] = []
@@ -289,6 +294,14 @@ class SquadDataset(SequenceDataset):
         if training:
             labels = {"start_positions": self.start_positions, "end_positions": self.end_positions}
         super().__init__(tokenizer, texts, labels)
+
+    def say_what_is_cut(self) -> None:
+        """Says how many questions the model does not see wholly."""
+        if self.num_cut:
+            print_once(
+                f"note: {self.squad.path}: {self.num_cut} questions are longer than "
+                f"{self.max_query_length} tokens, and are cut: --max-query-length changes that"
+            )
 
     @property
     def num_examples(self) -> int:
