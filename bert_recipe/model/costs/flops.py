@@ -39,9 +39,8 @@ def head_flops(
     """Forward FLOPs of the layers outside the encoders."""
     if isinstance(model, EncoderModel):
         return 0.0
-    layers = linear_layers([model])
-    for encoder in model.encoders:
-        layers -= linear_layers([encoder])
+    heads = [module for module in model.children() if not isinstance(module, EncoderModel)]
+    layers = linear_layers(heads)
     if not isinstance(model, MaskedLanguageModel):
         has_pooling = model.base_model.pooling is not None
         return (num_sequences if has_pooling else num_tokens) * products(layers)
