@@ -91,8 +91,11 @@ def heads_of(folder: ModelFolder, config: ModelConfig) -> dict[type[Predictor], 
 
     from bert_recipe.checkpoint.pretrained import make_model
     from bert_recipe.checkpoint.weights import has_head
-    from bert_recipe.tasks.predictors import HEAD_PREDICTORS
+    from bert_recipe.tasks.classification.frozen import FrozenEncoder
+    from bert_recipe.tasks.predictors import HEAD_PREDICTORS, FrozenClassPredictor
 
+    if FrozenEncoder.read(folder.path) is not None:
+        return {FrozenClassPredictor: "classifier of vectors"}
     config = dataclasses.replace(config, tie_word_embeddings=True)
     with torch.device("meta"):  # for their names
         models = {kind: make_model(kind.head, config) for kind in HEAD_PREDICTORS}
@@ -162,7 +165,7 @@ def load_predictor(
     from bert_recipe.checkpoint.start import no_log
     from bert_recipe.config import PredictionConfig
     from bert_recipe.model.encoders.config import check_length
-    from bert_recipe.tasks.predictors import ClassPredictor
+    from bert_recipe.tasks.predictors import ClassPredictor, FrozenClassPredictor
     from bert_recipe.training.evaluation import predict
     from bert_recipe.training.prediction import load_fine_tuned
 
@@ -170,7 +173,11 @@ def load_predictor(
     length = args.max_seq_length or head.max_length(config, folder)
     truncates = args.truncate
     check_length("--max-seq-length", length, config)
-    if head is ClassPredictor and args.max_seq_length is None and length < config.max_length:
+    if (
+        head in (ClassPredictor, FrozenClassPredictor)
+        and args.max_seq_length is None
+        and length < config.max_length
+    ):
         truncates = True
         print_error(f"note: texts are cut after {length} tokens, as in training")
     runtime = make_runtime(args)

@@ -21,6 +21,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from bert_recipe.config import (
+    LoaderConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    TrainerConfig,
+)
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
 from bert_recipe.tasks.classification.options import MULTI_LABEL, FileOptions, TaskOptions
 from bert_recipe.tasks.classification.specs import TASKS, TaskSpec, custom_spec
@@ -43,6 +50,11 @@ from bert_recipe.utils.command_line import (
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.
 
+# Besides the flags of training and its updates.
+NO_EFFECT_ON_FITS = {
+    *("label_smoothing", "metric_for_best_model", "dropout", "estimate_memory"),
+    *("resume_from_checkpoint", "model_prefix"),
+}
 OTHER_PROGRAMS = {"ner": "run_ner.py", "embedding": "run_embeddings.py"}  # by task
 
 
@@ -67,7 +79,23 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     numbers = args.regression or args.negative_columns or args.task_name == "sts-b"
     if args.label_smoothing and (numbers or args.task_name == MULTI_LABEL):
         parser.error("--label-smoothing is for tasks with one class per text: leave it out")
+    if args.frozen_encoder:
+        check_frozen(args, parser)
     return args
+
+
+def check_frozen(args: Arguments, parser: ArgumentParser) -> None:
+    """Exits with an error for flags of the encoder's training, which there is not."""
+    if args.do_train and args.from_pretrained_params is None:
+        parser.error("--frozen-encoder needs an encoder: give --init-checkpoint")
+    flags = flags_of(TrainerConfig, LoaderConfig, OptimizerConfig, ScheduleConfig, ParallelConfig)
+    names = {flag.name for flag in flags} - {"output_dir", "max_seq_length"} | NO_EFFECT_ON_FITS
+    given = [args._given[name] for name in names if args.given(name) and args.get(name)]
+    if given:
+        parser.error(
+            f"{min(given)} has no effect with --frozen-encoder, which trains no encoder: leave "
+            f"one of them out"
+        )
 
 
 def refuse_other_tasks(argv: Sequence[str], parser: ArgumentParser) -> None:
@@ -119,6 +147,8 @@ def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def make_task(args: Arguments) -> FineTuningTask:
+    from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+    from bert_recipe.tasks.classification.frozen import FrozenEncoder
     from bert_recipe.tasks.classification.task import ClassificationTask
 
     if args.task_name in TASKS:
@@ -140,6 +170,7 @@ def make_task(args: Arguments) -> FineTuningTask:
         predict_files=predict_files if args.do_predict else {},
         balanced=args.class_weights == "balanced",
         reading=from_flags(NumberReadingOptions, args),
+        frozen=FrozenEncoder(EmbeddingSettings()) if args.frozen_encoder else None,
         **learning_options(args),
     )
 
@@ -173,9 +204,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
+    from bert_recipe.training.frozen_encoder import fit_and_predict
     from bert_recipe.training.workflow import run_task
 
-    return run_task(config, task, "GLUE")
+    if not args.frozen_encoder:
+        return run_task(config, task, "GLUE")
+    # One fit, which is repeated if it is there.
+    config = config.with_values(trainer={"max_steps": 1, "epochs": None}, start={"resume": True})
+    return run_task(config, task, "GLUE", fit_and_predict)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.errors import listed
@@ -96,6 +97,7 @@ class ModelCard:
     command: how it was made.
     base: name of the model that it started from.
     scores: on the file `scored_file`.
+    is_fitted: whether its classifier is sentence-transformers' last module.
     needs_code: whether transformers needs code from the hub to read it.
     text_pairs: whether it reads two texts together.
     """
@@ -105,6 +107,7 @@ class ModelCard:
     architecture: str
     labels: tuple[str, ...] = ()
     is_embedding: bool = False
+    is_fitted: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
     command: str | None = None
     base: str | None = None
@@ -117,6 +120,8 @@ class ModelCard:
     def task(self) -> tuple[str, str] | None:
         if self.is_embedding:
             return TASKS[EMBEDDINGS]
+        if self.is_fitted:
+            return TASKS[CLASSIFIER]
         found = (task for ending, task in TASKS.items() if self.architecture.endswith(ending))
         return next(found, None)
 
@@ -132,6 +137,8 @@ class ModelCard:
         if self.is_embedding:
             library = "sentence-transformers"
             tags += ["sentence-transformers", "feature-extraction"]
+        if self.is_fitted and not self.architecture.endswith(CLASSIFIER):
+            library = "sentence-transformers"
         tag = self.task[0] if self.task is not None else None
         results = [
             EvalResult(
@@ -188,6 +195,12 @@ class ModelCard:
                 "",
                 'vectors = SentenceTransformer("FOLDER").encode(["A text."])',
             ]
+        elif self.is_fitted and not self.architecture.endswith(CLASSIFIER):
+            python = [
+                "from sentence_transformers import SentenceTransformer",
+                "",
+                'logits = SentenceTransformer("FOLDER").encode(["A text."])  # of the labels',
+            ]
         inputs = PAIR_INPUT if self.text_pairs else INPUTS[tag]
         command = f"python3 inference.py --init-checkpoint FOLDER {inputs}"
         return ["## Use", "", "```python", *python, "```", "", "```bash", command, "```", ""]
@@ -236,7 +249,8 @@ def card_of(
         model_type=config.model_type,
         architecture=architecture,
         labels=config.labels,
-        is_embedding=SENTENCE_MODULES in metadata.files,
+        is_embedding=SENTENCE_MODULES in metadata.files and not has_classifier(metadata.files),
+        is_fitted=has_classifier(metadata.files),
         facts=facts,
         command=metadata.command,
         base=as_base(base),
@@ -245,6 +259,11 @@ def card_of(
         needs_code=REMOTE_CODE in config.to_dict(),
         text_pairs=bool(config.text_pairs),
     )
+
+
+def has_classifier(names: Collection[str]) -> bool:
+    """Whether the files of sentence-transformers called `names` have a classifier."""
+    return any(name.endswith("_Dense/config.json") for name in names)
 
 
 def scored_data(flags: Mapping[str, Any]) -> str:
@@ -272,12 +291,14 @@ def write_derived_card(
     called `name`. base: the model that it is another form of.
     """
     model = ModelFolder(folder)
+    names = [str(path.relative_to(folder)) for path in sentence_files(folder)]
     card = ModelCard(
         name=name,
         model_type=model.config.model_type,
         architecture=model.architecture or "",
         labels=model.config.labels,
-        is_embedding=(folder / SENTENCE_MODULES).is_file(),
+        is_embedding=(folder / SENTENCE_MODULES).is_file() and not has_classifier(names),
+        is_fitted=has_classifier(names),
         facts={"made by": program, "made from": ", ".join(sources), **facts},
         base=as_base(base),
         needs_code=REMOTE_CODE in model.config.to_dict(),

@@ -1,9 +1,12 @@
 """Model folders of sentence-transformers: pooling, normalization, prompts, lengths of texts."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, list_of, read_json
@@ -15,6 +18,7 @@ POOLING_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "
 PROMPTS = ("query", "document")
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
+CLASSIFIER_MODULES = ("LayerNorm", "Dense")
 MODULE = {"type": str, "path": str}
 
 
@@ -78,9 +82,10 @@ class EmbeddingSettings:
         return self if prompt is None else replace(self, prompts=self.prompts | {"query": prompt})
 
     @classmethod
-    def read(cls, folder: Path) -> "EmbeddingSettings":
+    def read(cls, folder: Path, classifier: Collection[str] = ()) -> "EmbeddingSettings":
         """Reads sentence-transformers' files in a model folder; without them, its default settings.
-        Raises UserError for settings that are not supported.
+        Raises UserError for settings that are not supported. classifier: names of modules after
+        those that embed, which may be there.
         """
         do_lower_case = bool(read_text_settings(folder)["do_lower_case"])
         if not (folder / MODULES_FILE).is_file():
@@ -97,7 +102,8 @@ class EmbeddingSettings:
         for name, mode in POOLINGS.items():
             if modes == [mode]:
                 pooling = name
-        unknown_modules = paths_of_modules.keys() - {"Transformer", "Pooling", "Normalize"}
+        known_modules = {"Transformer", "Pooling", "Normalize", *classifier}
+        unknown_modules = paths_of_modules.keys() - known_modules
         if pooling is None or unknown_modules or "Pooling" not in paths_of_modules:
             names = ", ".join(map(str, [*paths_of_modules, *modes]))
             raise UserError(
@@ -157,6 +163,60 @@ def read_modules(folder: Path) -> list[JsonObject]:
         if place.is_absolute() or ".." in place.parts:
             raise UserError(f"{path}: {place} is outside of the folder: use another model")
     return modules
+
+
+def module_paths(folder: Path) -> dict[str, str]:
+    """The folders of sentence-transformers' modules in a model folder, by name; {} without any."""
+    if not (folder / MODULES_FILE).is_file():
+        return {}
+    paths = {}
+    for entry in read_json(folder / MODULES_FILE, "modules", list_of(MODULE)):
+        name = entry["type"].rpartition(".")[2]  # of "sentence_transformers.models.Pooling"
+        paths[name] = entry["path"]
+    return paths
+
+
+def classifier_files(
+    settings: EmbeddingSettings, weight_CE: np.ndarray, bias_C: np.ndarray, max_seq_length: int
+) -> dict[str, bytes]:
+    """The files of sentence-transformers whose last modules are a LayerNorm without weights and a
+    linear classifier with these, by name. LayerNorm takes the place of a normalization.
+    """
+    from safetensors.numpy import save
+
+    num_classes, hidden_size = weight_CE.shape
+    files = replace(settings, normalize=False).files(hidden_size, max_seq_length)
+    norm = {"norm.weight": np.ones(hidden_size, np.float32)}
+    norm["norm.bias"] = np.zeros(hidden_size, np.float32)
+    dense = {"in_features": hidden_size, "out_features": num_classes, "bias": True}
+    dense["activation_function"] = "torch.nn.modules.linear.Identity"
+    modules = json.loads(files[MODULES_FILE])
+    for kind, config, tensors in (
+        ("LayerNorm", {"dimension": hidden_size}, norm),
+        ("Dense", dense, {"linear.weight": weight_CE, "linear.bias": bias_C}),
+    ):
+        index = len(modules)
+        path = f"{index}_{kind}"
+        class_name = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": index, "name": str(index), "path": path, "type": class_name})
+        files[f"{path}/config.json"] = json.dumps(config, indent=2).encode() + b"\n"
+        files[f"{path}/model.safetensors"] = save(tensors)
+    files[MODULES_FILE] = json.dumps(modules, indent=2).encode() + b"\n"
+    return files
+
+
+def read_classifier(folder: Path) -> tuple[EmbeddingSettings, np.ndarray, np.ndarray] | None:
+    """How a folder with the files of `classifier_files` embeds texts, and the weights [C, E] and
+    biases [C] of its classifier; None if it has none.
+    """
+    paths = module_paths(folder)
+    if list(paths) != ["Transformer", "Pooling", *CLASSIFIER_MODULES]:
+        return None
+    from safetensors.numpy import load_file
+
+    tensors = load_file(folder / paths["Dense"] / "model.safetensors")
+    settings = EmbeddingSettings.read(folder, CLASSIFIER_MODULES)
+    return settings, tensors["linear.weight"], tensors["linear.bias"]
 
 
 def sentence_files(folder: Path) -> list[Path]:

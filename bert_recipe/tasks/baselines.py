@@ -157,9 +157,9 @@ def standard_error(name: str, value: float, num_scored: int) -> float:
     return math.sqrt(value * (1 - value) / num_scored)
 
 
-def chance_line(name: str, value: float, baselines: Baselines) -> str | None:
+def chance_line(name: str, value: float, baselines: Baselines, advice: str) -> str | None:
     """A warning if the score of a model is not above that of the most frequent class by more than
-    its own standard error, else None.
+    its own standard error, else None. advice: what to try.
     """
     chance = 0.0  # of correlations, entities and rankings
     what = "0"
@@ -174,8 +174,7 @@ def chance_line(name: str, value: float, baselines: Baselines) -> str | None:
     return (
         f"warning: {name} {percent(value)} is not above {what} by more than its own "
         f"error ({percent(error)}): these rows do not show that the model has learnt; try "
-        f"more --epochs, a smaller --train-batch-size or another --learning-rate, and check the "
-        f"labels"
+        f"{advice}, and check the labels"
     )
 
 

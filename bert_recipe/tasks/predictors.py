@@ -21,6 +21,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tasks.classification.scores import confidences, probabilities
 from bert_recipe.tasks.classification.task import check_pairs
 from bert_recipe.tasks.embeddings.retrieval import normalized
@@ -175,11 +176,14 @@ class ClassPredictor(Predictor):
         check_pairs(self.config, self.folder, "pair" in rows[0])
         return partial(self.classes, self.text_dataset(places, rows))
 
+    def class_logits(self, dataset: TextDataset) -> np.ndarray:
+        return self.logits(dataset, "sequence")
+
     def classes(self, dataset: TextDataset) -> list[Prediction]:
         """The class of each text, or its labels if the model is multi-label, or its number, with
         their probabilities.
         """
-        logits_nC = self.logits(dataset, "sequence")
+        logits_nC = self.class_logits(dataset)
         num_outputs = logits_nC.shape[1]
         multi_label = self.config.multi_label
         if num_outputs == 1 and not multi_label:
@@ -210,6 +214,34 @@ class ClassPredictor(Predictor):
                 columns[f"probability {label}"] = probability
             predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
         return predictions
+
+
+class FrozenClassPredictor(ClassPredictor):
+    """Classes by a classifier that was fitted to the vectors of an encoder."""
+
+    head = "sentence_embedding"
+
+    @classmethod
+    def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
+        return replace(config, embedding_pooling=frozen_encoder(folder.path).settings.pooling)
+
+    def text_dataset(self, places: list[str], rows: list[Row]) -> TextDataset:
+        pairs = [row["pair"] for row in rows] if "pair" in rows[0] else None
+        texts, pairs = frozen_encoder(self.folder).prompted([row["text"] for row in rows], pairs)
+        prompted: list[Row] = [{"text": text} for text in texts]
+        if pairs is not None:
+            prompted = [row | {"pair": pair} for row, pair in zip(prompted, pairs, strict=True)]
+        return super().text_dataset(places, prompted)
+
+    def class_logits(self, dataset: TextDataset) -> np.ndarray:
+        return frozen_encoder(self.folder).logits(super().class_logits(dataset))
+
+
+def frozen_encoder(folder: Path) -> FrozenEncoder:
+    frozen = FrozenEncoder.read(folder)
+    if frozen is None:
+        raise UserError(f"{folder} has no classifier of vectors: train it with --frozen-encoder")
+    return frozen
 
 
 class TagPredictor(Predictor):

@@ -301,6 +301,11 @@ class FineTuningTask(Task, Protocol):
         """Of the scores that can select the best checkpoint, the default first."""
 
     @property
+    def advice(self) -> str:
+        """What to try if the model has learnt nothing."""
+        return "more --epochs, a smaller --train-batch-size or another --learning-rate"
+
+    @property
     def training_file(self) -> Path:
         """`train_file` of a run that trains."""
         if self.train_file is None:
@@ -448,6 +453,12 @@ class FineTuningTask(Task, Protocol):
         labels.
         """
         return self
+
+    def logits_of(self, outputs: np.ndarray) -> np.ndarray:
+        """The logits of the outputs of the task's model, which may be vectors of a classifier that
+        is fitted to them.
+        """
+        return outputs
 
     @abstractmethod
     def prediction_sets(self, tokenizer: Tokenizer) -> list[PredictionSet]:

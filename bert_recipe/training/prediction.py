@@ -179,11 +179,11 @@ def predict_set(
         }
         runtime.reporter.log("PARAMETER", settings)
     started = time.perf_counter()
-    logits, speed = predict(parallel, dataset, task.logits_axis, config, runtime)
+    outputs, speed = predict(parallel, dataset, task.logits_axis, config, runtime)
     speed["e2e_inference_time"] = time.perf_counter() - started
     text = f"prediction of {size} sequences at a time: {describe(speed, '.4g')}"
     runtime.reporter.log((), speed if is_logged else {}, text)
-    return logits
+    return task.logits_of(outputs)
 
 
 def report_scores(scores: JsonObject, task: FineTuningTask, folder: Path, runtime: Runtime) -> None:
@@ -210,6 +210,6 @@ def report_baselines(
     if not math.isnan(value):
         text = comparison_line(metric, percent(value), baselines.scores)
     runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
-    if warning := chance_line(metric, value, baselines):
+    if warning := chance_line(metric, value, baselines, task.advice):
         print_line(warning)
     write_json(folder / SCORES_FILE, stored_scores(scores))

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -44,20 +44,30 @@ from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
 
 
-def run_task(config: RunConfig, task: Task, title: str) -> int:
+class SeedRun(Protocol):
+    """What is done for one seed or fold. Returns the results, None if training is incomplete, and
+    the exit code.
+    """
+
+    def __call__(
+        self, plan: TrainingPlan, runtime: Runtime
+    ) -> tuple[dict[str, float] | None, int]: ...
+
+
+def run_task(config: RunConfig, task: Task, title: str, run: SeedRun | None = None) -> int:
     """Trains, scores and predicts, or estimates memory, as the flags request; returns the exit
-    code.
+    code. run: what training is, by default updates of all weights.
     """
     if config.estimate_memory is not None:
         print_estimate(config, task, choose_model_of(config).config)
         return 0
     with start_runtime(config, title) as runtime:
         if config.fine_tuning.do_train:
-            return train_and_predict(config, task, runtime)
+            return train_and_predict(config, task, runtime, run or run_seed)
         return predict_only(config, cast(FineTuningTask, task), runtime)
 
 
-def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
+def train_and_predict(config: RunConfig, task: Task, runtime: Runtime, run: SeedRun) -> int:
     """Trains, scores and predicts in one run, or in one for each seed or fold, whose scores are
     then reported together; returns the exit code.
     """
@@ -72,7 +82,7 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
         with seed_logs(config.runtime, name, runtime) as seed_runtime:
             if has_several:
                 open_report(config.runtime, folder / name, seed_runtime)
-            results, exit_code = run_seed(plan, seed_runtime)
+            results, exit_code = run(plan, seed_runtime)
         if results is None:  # stopped before its end
             return exit_code
         scores.append(results)

@@ -14,6 +14,7 @@ OWN = "--do-train --train-file {folder}/own.csv --text-column text --label-colum
 LINES = OWN.replace(".csv", ".jsonl")
 OTHER_WORDS = "\n".join(sorted(VOCAB_FILE.read_text(encoding="utf-8").splitlines()[:1210]))
 MULTI = " --task-name multi-label"
+FITTED = f"{OWN} {FINE_TUNED} --frozen-encoder"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,16 @@ COMMAND_LINES = [
         "--group-column has no effect without --eval-fraction or --num-folds",
     ),
     (f"{OWN} --do-eval", "or --eval-fraction 0.1 to hold out a part of the training file"),
+    (f"{OWN} --frozen-encoder", "--frozen-encoder needs an encoder: give --init-checkpoint"),
+    (f"{FITTED} --learning-rate 2e-5", "--learning-rate has no effect with --frozen-encoder"),
+    (f"{FITTED} --freeze-layers 1", "--freeze-layers has no effect with --frozen-encoder"),
+    (f"{FITTED} --epochs 3", "--epochs has no effect with --frozen-encoder"),
+    (f"{FITTED} --optimizer Muon", "--optimizer has no effect with --frozen-encoder"),
+    (f"{FITTED} --dropout 0.1", "--dropout has no effect with --frozen-encoder"),
+    (f"{FITTED} --regression", "--frozen-encoder cannot be combined with --regression"),
+    (f"{FITTED}{MULTI}", "--frozen-encoder cannot be combined with --task-name multi-label"),
+    (f"{FITTED} --benchmark", "--frozen-encoder cannot be combined with --benchmark"),
+    (f"{OWN} --no-baseline", "--no-baseline has no effect without --do-eval"),
     (f"{OWN} --label-separator ;", "has no effect without --task-name multi-label"),
     (f"{OWN} --delimiter ;;", "--delimiter: expected one character, or tab, not ';;'"),
     (f"{OWN} --encoding latin9000", "there is no encoding 'latin9000'"),

@@ -287,7 +287,8 @@ BESIDE = {"most frequent class": {"accuracy": 0.5}}
     ],
 )
 def test_a_score_that_is_not_above_chance_is_named(name, value, chance, says):
-    line = chance_line(name, value, Baselines(chance, next(iter(chance), None), 500))
+    beside = Baselines(chance, next(iter(chance), None), 500)
+    line = chance_line(name, value, beside, "more --epochs")
     assert (line is None) == (says is None)
     assert says is None or says in line
 

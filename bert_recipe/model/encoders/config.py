@@ -11,6 +11,7 @@ from bert_recipe.utils.json_files import JsonObject
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # erf; two names of the tanh form
+HEAD_ACTS = (*HIDDEN_ACTS, "linear")  # of the dense layer of a head
 POOLINGS = ("cls", "mean")
 MAX_SIZE = 2**24  # of whole numbers; far above any real model
 
@@ -187,6 +188,13 @@ class ModelConfig:
         def classifier_pooling(self) -> str: ...
 
         def with_dropout(self, prob: float) -> Self: ...
+
+    def with_linear_head(self, pooling: str) -> "Self | None":
+        """The config with which the classification head is linear in the normalized pooled state;
+        None if the architecture has no such head. pooling: a key of POOLINGS of
+        sentence_folders.py.
+        """
+        return None
 
     @property
     def num_labels(self) -> int:

@@ -7,7 +7,7 @@ hidden size.
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, Self, cast
 
@@ -17,6 +17,7 @@ from bert_recipe.model.attention import PreparedAttention, with_rotary_positions
 from bert_recipe.model.costs import modernbert as modernbert_costs
 from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
 from bert_recipe.model.encoders.config import (
+    HEAD_ACTS,
     HIDDEN_ACTS,
     POOLINGS,
     ModelConfig,
@@ -68,7 +69,7 @@ class ModernBertConfig(ModelConfig):
     classifier_pooling: str = one_of(POOLINGS, "cls")
     classifier_dropout: float = dropout(0.0)
     classifier_bias: bool = False
-    classifier_activation: str = one_of(HIDDEN_ACTS, "gelu")
+    classifier_activation: str = one_of(HEAD_ACTS, "gelu")
     global_attn_every_n_layers: int = 3
     local_attention: int = 128
     global_rope_theta: float = number(160_000.0, maximum=1e12)
@@ -121,6 +122,10 @@ class ModernBertConfig(ModelConfig):
         if isinstance(window, int):
             values["local_attention"] = 2 * window
         return super().from_dict(values)
+
+    def with_linear_head(self, pooling: str) -> "ModernBertConfig":
+        pooling = "mean" if pooling == "mean" else "cls"
+        return replace(self, classifier_pooling=pooling, classifier_activation="linear")
 
     def window(self, layer: int) -> int | None:
         """The tokens on each side that a layer, counted from 0, attends to; None: all."""

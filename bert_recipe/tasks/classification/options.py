@@ -51,6 +51,15 @@ class TaskOptions:
         UNWEIGHTED,
         result=True,
     )
+    frozen_encoder: bool = option(
+        "--frozen-encoder",
+        bool,
+        False,
+        "for few labels: train no encoder, and fit scikit-learn's logistic regression to its "
+        "vectors, in seconds; for classes of texts or pairs",
+        ("--do-train",),
+        (*UNWEIGHTED, "--task-name multi-label", "--from-checkpoint", "--benchmark"),
+    )
 
 
 def label_separator(text: str) -> str:

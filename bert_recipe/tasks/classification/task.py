@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bert_recipe.checkpoint.sentence_folders import CLASSIFIER_MODULES, EmbeddingSettings
 from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
@@ -23,6 +24,7 @@ from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatc
 from bert_recipe.tasks.baselines import once
 from bert_recipe.tasks.classification.baselines import LabelledTexts, class_baselines
 from bert_recipe.tasks.classification.files import Examples, read_examples
+from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tasks.classification.scores import (
     constant_prediction,
     load_metrics,
@@ -79,6 +81,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         ones [2C].
     reading: how the files are read.
     baseline_rows: what the baselines learn from, of the training file.
+    frozen: of an encoder that is not trained, for which a classifier is fitted, or None.
     """
 
     spec: TaskSpec
@@ -93,9 +96,47 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     reading: ReadingOptions = DEFAULT_READING
     split: Split | None = None
     baseline_rows: LabelledTexts | None = field(default=None, compare=False, repr=False)
+    frozen: FrozenEncoder | None = field(default=None, compare=False, repr=False)
 
-    head = "sequence_classification"
     logits_axis = "sequence"
+
+    @property
+    def head(self) -> str:
+        return "sequence_classification" if self.frozen is None else "sentence_embedding"
+
+    @property
+    def advice(self) -> str:
+        if self.frozen is None:
+            return super().advice
+        return "to train the encoder, without --frozen-encoder, or another encoder"
+
+    def identity(self) -> dict[str, Any]:
+        return {} if self.frozen is None else {"frozen encoder": True}
+
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        config = super().configure(config)
+        if self.frozen is None:
+            return config
+        return replace(config, embedding_pooling=self.frozen.settings.pooling)
+
+    def for_start(self, folder: Path) -> "ClassificationTask":
+        if self.frozen is None:
+            return self
+        # A classifier in the folder is replaced.
+        settings = EmbeddingSettings.read(folder, CLASSIFIER_MODULES)
+        return replace(self, frozen=FrozenEncoder(settings))
+
+    def logits_of(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs if self.frozen is None else self.frozen.logits(outputs)
+
+    def text_dataset(
+        self, tokenizer: "Tokenizer", examples: Examples, values: np.ndarray | None = None
+    ) -> TextDataset:
+        """The texts of `examples`, of a frozen encoder with its prompt. values: see TextDataset."""
+        texts, pairs = examples.texts, examples.pairs
+        if self.frozen is not None:
+            texts, pairs = self.frozen.prompted(texts, pairs)
+        return TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
@@ -176,15 +217,18 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         if self.baseline and self.eval_files:
             num_classes = max(1, len(task.spec.labels))
             task = replace(task, baseline_rows=LabelledTexts.draw(examples, values, num_classes))
-        texts, pairs = examples.texts, examples.pairs
-        dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
+        dataset = self.text_dataset(tokenizer, examples, values)
         self.say_what_is_cut(examples.path, dataset)
         return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
-        """The task with the labels of the fine-tuned model in `folder`. Raises UserError for a
-        model of another kind of task, or with other labels than the task has.
+        """The task with the labels of the fine-tuned model in `folder`, and its classifier if that
+        was fitted. Raises UserError for a model of another kind of task, or with other labels than
+        the task has.
         """
+        return replace(self.with_labels_of(config, folder), frozen=FrozenEncoder.read(folder))
+
+    def with_labels_of(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
         check_pairs(config, folder, self.text_pairs)
         self.check_kind(config, folder)
         if self.spec.regression:
@@ -258,8 +302,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 if values is not None and self.baseline_rows is not None:
                     parts = (self.baseline_rows, examples, values, self.spec, set_name)
                     baselines = once(partial(class_baselines, *parts))
-                texts, pairs = examples.texts, examples.pairs
-                dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
+                dataset = self.text_dataset(tokenizer, examples)
                 if self.train_file is None:
                     self.say_what_is_cut(path, dataset)
                 if not labelled:

@@ -1,0 +1,152 @@
+"""The body of a run that does not train the encoder: a classifier is fitted to its vectors, which
+is saved, scored and predicts.
+"""
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bert_recipe.checkpoint.folder import MODEL_FILE
+from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
+from bert_recipe.checkpoint.model_card import card_of, write_card
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.rows import TensorRows
+from bert_recipe.checkpoint.weights import checkpoint_shapes
+from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
+from bert_recipe.config import CheckpointMetadata, RunRecord
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.classification.frozen import FrozenEncoder
+from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.text_sequences import TextDataset
+from bert_recipe.training.evaluation import only_numbers, predict
+from bert_recipe.training.plan import TrainingPlan
+from bert_recipe.training.prediction import load_fine_tuned, predict_all
+from bert_recipe.training.setup import DIGITS
+from bert_recipe.training.workflow import remove_summary
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import lock_folder, remove
+
+STEP = 1  # the name of the model's folder, as of a run of one update
+
+
+def fit_and_predict(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float], int]:
+    """Fits, saves, scores and predicts; returns the scores and the exit code. If the command is
+    repeated, so is the fit.
+    """
+    if runtime.distributed.world_size > 1:
+        raise UserError("--frozen-encoder fits in one process: start it without torchrun")
+    source = plan.start.weights
+    if source is None:
+        raise UserError(plan.start.problem or "there is no encoder: give --init-checkpoint")
+    folder = plan.config.trainer.checkpoint_folder
+    task = cast(ClassificationTask, plan.data.task)
+    with closing(lock_folder(folder)):
+        claim(plan, source)
+        remove_summary(folder)
+        runtime.reporter.start(folder, STEP)
+        log_settings(plan, source, runtime)
+        config = plan.data.choice.config
+        parallel = load_fine_tuned(task.head, config, source, runtime)
+        frozen = fit(plan, parallel, runtime)
+        metadata = replace(plan.config.metadata, files=frozen.files(task.max_seq_length))
+        architecture, config, tensors = with_classifier(parallel.model, frozen)
+        checkpoint = make_checkpoint(architecture, config, tensors, metadata)
+        writer = CheckpointWriter(folder, runtime.distributed)
+        writer.write(checkpoint)
+        writer.wait()
+        fitted = replace(task, frozen=frozen)
+        sets = list(plan.data.sets)
+        scores = predict_all(plan.config, fitted, parallel, sets, folder, runtime)
+        if scores:
+            card = card_of(architecture, config, metadata, STEP, only_numbers(scores))
+            write_card(folder / str(STEP), card)
+    return scores, 0
+
+
+def claim(plan: TrainingPlan, source: ModelFolder) -> None:
+    """Writes the run's record to its folder, and removes earlier results. Raises UserError if the
+    folder has another run.
+    """
+    folder = plan.config.trainer.checkpoint_folder
+    record = cast(RunRecord, plan.config.trainer.record)
+    if plan.start.config.overwrite:
+        overwrite(folder, plan.start.result_files, source)
+    check_record(folder, record)
+    for name in plan.start.result_files:
+        remove(folder / name)
+    write_record(folder, record)
+
+
+def log_settings(plan: TrainingPlan, source: ModelFolder, runtime: Runtime) -> None:
+    settings: dict[str, Any] = dict(plan.config.metadata.arguments)
+    settings["SEED"] = plan.config.metadata.seed
+    settings["starting_weights"] = source.weights_digest[:DIGITS]
+    settings |= plan.data.task.logged_settings(plan.config, plan.data)
+    runtime.reporter.log("PARAMETER", settings)
+
+
+def fit(plan: TrainingPlan, parallel: Any, runtime: Runtime) -> FrozenEncoder:
+    """The classifier for the training file."""
+    task = cast(ClassificationTask, plan.data.task)
+    dataset = cast(TextDataset, plan.data.dataset)
+    started = time.perf_counter()
+    vectors, _ = predict(parallel, dataset, "sequence", plan.config.prediction, runtime)
+    embedded = time.perf_counter()
+    labels = dataset.labels["labels"]
+    frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels, task.labels, task.balanced)
+    seconds = {"vector_seconds": embedded - started, "fit_seconds": time.perf_counter() - embedded}
+    text = (
+        f"logistic regression on the vectors of {len(labels):,} texts: "
+        f"{seconds['vector_seconds']:.1f} s for the vectors, {seconds['fit_seconds']:.1f} s for "
+        f"the fit; model in {plan.config.trainer.checkpoint_folder / str(STEP)}"
+    )
+    runtime.reporter.log((), seconds, text)
+    return frozen
+
+
+def with_classifier(
+    model: PreTrainedModel, frozen: FrozenEncoder
+) -> tuple[str, ModelConfig, dict[str, Tensor]]:
+    """The class, the config and the tensors of the model to save. The classifier is among the
+    tensors if the architecture's own head can hold it; else it is only in the files of `frozen`.
+    """
+    shapes = checkpoint_shapes(model)
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        rows = parameter.detach()
+        tensors[name] = rows[: shapes[name][0]] if shapes[name] else rows
+    settings = frozen.settings
+    config = model.config.with_linear_head(settings.pooling)
+    if config is None or settings.default_prompt is not None or settings.do_lower_case:
+        return model.architecture, model.config, tensors
+    with torch.device("meta"):
+        classifier = make_model("sequence_classification", config)
+    for name, parameter in classifier.named_parameters():
+        if name in tensors:
+            continue
+        # The dense layer and the norm of the head change nothing but what LayerNorm does.
+        is_matrix = parameter.dim() == 2
+        tensors[name] = torch.eye(len(parameter)) if is_matrix else torch.zeros(parameter.shape)
+        if name.endswith("norm.weight"):
+            tensors[name] = torch.ones(parameter.shape)
+    tensors["classifier.weight"] = torch.from_numpy(frozen.weight_CE)
+    tensors["classifier.bias"] = torch.from_numpy(frozen.bias_C)
+    return classifier.architecture, config, tensors
+
+
+def make_checkpoint(
+    architecture: str,
+    config: ModelConfig,
+    tensors: dict[str, Tensor],
+    metadata: CheckpointMetadata,
+) -> Checkpoint:
+    rows = [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
+    progress = {"evaluated_step": None}
+    return Checkpoint(STEP, {MODEL_FILE: rows}, config, architecture, progress, metadata)

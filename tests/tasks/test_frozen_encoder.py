@@ -1,0 +1,193 @@
+"""Classifiers that are fitted to the vectors of an encoder: --frozen-encoder."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, VOCAB_FILE, read_json
+from encoder_cases import MODERNBERT
+from glue_runs import own_files, scores_in, sentences
+from sklearn.linear_model import LogisticRegression
+from transformers import AutoModel, AutoTokenizer, pipeline
+
+import compare
+import inference
+import run_glue
+from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.tasks.classification.frozen import FrozenEncoder
+from bert_recipe.tokenization.files import find_tokenizer
+from bert_recipe.tokenization.tokenizer import load_tokenizer
+
+BERT = {**TINY, "num_hidden_layers": 2}
+
+
+def make_encoder(folder, kind):
+    """A model folder with random weights, large enough that vectors of texts differ."""
+    config = BERT
+    vocab_size = len(VOCAB_FILE.read_text(encoding="utf-8").splitlines())
+    if kind == "modernbert":
+        config = {**MODERNBERT, "vocab_size": vocab_size, "initializer_range": 0.5}
+    torch.manual_seed(0)
+    head = "masked_lm" if kind == "modernbert" else "pretraining"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text(VOCAB_FILE.read_text(encoding="utf-8"), encoding="utf-8")
+    tokenizer = load_tokenizer(find_tokenizer(folder))
+    make_model(head, config_from_dict(config)).save_pretrained(folder, tokenizer)
+    return folder
+
+
+def run(files, encoder, output, *flags, tasks=("--do-train", "--do-eval")):
+    command = ["--init-checkpoint", encoder, "--output-dir", output, "--max-seq-length", 16]
+    command += ["--device", "cpu", *own_files(files, *tasks)]
+    return run_glue.main([*map(str, [*command, *flags])])
+
+
+@pytest.fixture(params=["bert", "modernbert"])
+def fitted(request, glue_files, tmp_path):
+    encoder = make_encoder(tmp_path / "encoder", request.param)
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder") == 0
+    return encoder, tmp_path / "a" / "encoder" / "classification"
+
+
+def texts_and_labels(count, seed):
+    rows = sentences(count, seed)
+    return [text for text, _ in rows], ["ny"[int(label)] for _, label in rows]
+
+
+def expected_probabilities(encoder):
+    """By transformers and scikit-learn, for the development file."""
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModel.from_pretrained(encoder).eval()
+
+    def vectors(texts):
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
+        with torch.no_grad():
+            states = model(**batch).last_hidden_state
+        mask = batch["attention_mask"][:, :, None]
+        means = (states * mask).sum(1) / mask.sum(1)
+        return torch.nn.functional.layer_norm(means, means.shape[1:]).numpy()
+
+    train, labels = texts_and_labels(48, 0)
+    states = vectors(train)
+    scale = states.shape[1] ** 0.5
+    classifier = LogisticRegression(max_iter=1000).fit(states / scale, labels)
+    dev, _ = texts_and_labels(21, 1)
+    return classifier.predict_proba(vectors(dev) / scale)
+
+
+def predicted(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+    return np.array([[float(row[f"probability {label}"]) for label in "ny"] for row in rows])
+
+
+def test_every_reader_computes_what_transformers_and_scikit_learn_do(fitted, glue_files, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder, folder = fitted
+    expected = expected_probabilities(encoder)
+    close = {"atol": 2e-4}
+    np.testing.assert_allclose(predicted(folder / "eval_predictions.csv"), expected, **close)
+    assert read_json(folder / "1" / "config.json")["id2label"] == {"0": "n", "1": "y"}
+
+    files = ("--input", glue_files / "dev.csv", "--output", tmp_path / "out.csv")
+    words = ("--init-checkpoint", folder, *files, "--text-column", "review", "--device", "cpu")
+    assert inference.main([*map(str, words)]) == 0
+    np.testing.assert_allclose(predicted(tmp_path / "out.csv"), expected, **close)
+
+    dev, _ = texts_and_labels(21, 1)
+    model = sentence_transformers.SentenceTransformer(str(folder / "1"), device="cpu")
+    logits = torch.from_numpy(model.encode(dev))
+    np.testing.assert_allclose(logits.softmax(1).numpy(), expected, **close)
+
+    evaluation = ("--do-eval",)
+    assert run(glue_files, folder, tmp_path / "b", tasks=evaluation) == 0
+    (again,) = (tmp_path / "b").rglob("scores.json")
+    assert scores_in(again.parent) == scores_in(folder)
+
+
+def test_a_head_that_can_hold_the_classifier_serves_transformers_too(glue_files, tmp_path):
+    encoder = make_encoder(tmp_path / "encoder", "modernbert")
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder") == 0
+    folder = tmp_path / "a" / "encoder" / "classification" / "1"
+    classify = pipeline("text-classification", model=str(folder), top_k=None, device="cpu")
+    dev, _ = texts_and_labels(21, 1)
+    found = [{row["label"]: row["score"] for row in rows} for rows in classify(dev)]
+    shares = np.array([[row["n"], row["y"]] for row in found])
+    np.testing.assert_allclose(shares, expected_probabilities(encoder), atol=2e-4)
+
+
+def test_the_fit_is_repeated_and_compared_like_any_run(glue_files, tmp_path, capsys):
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    flags = ("--frozen-encoder", "--num-seeds", 2)
+    for _ in range(2):
+        assert run(glue_files, encoder, tmp_path / "a", *flags) == 0
+    training = ("--num-seeds", 2, "--max-steps", 1)
+    assert run(glue_files, encoder, tmp_path / "b", *training) == 0
+    folders = [str(tmp_path / name / "encoder" / "classification") for name in "ab"]
+    capsys.readouterr()
+    compare.main(folders)
+    assert "21 rows" in capsys.readouterr().out
+    assert "baselines" in read_json(tmp_path / "a/encoder/classification/seed-42/scores.json")
+    card = (tmp_path / "a/encoder/classification/seed-42/1/README.md").read_text()
+    assert "pipeline_tag: text-classification" in card and "SentenceTransformer" in card
+
+    with pytest.raises(Exception, match="frozen encoder"):
+        run(glue_files, encoder, tmp_path / "b", *flags)
+    with pytest.raises(Exception, match="frozen encoder"):
+        run(glue_files, encoder, tmp_path / "a", *training, "--resume-from-checkpoint")
+    assert run(glue_files, encoder, tmp_path / "b", *flags, "--overwrite") == 0
+
+
+def test_a_fitted_folder_is_a_start_and_pairs_and_folds_are_fitted(glue_files, tmp_path):
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder") == 0
+    fitted = tmp_path / "a" / "encoder" / "classification"
+    assert run(glue_files, fitted, tmp_path / "b", "--frozen-encoder") == 0
+    assert run(glue_files, fitted, tmp_path / "c", "--max-steps", 1) == 0
+    (again,) = (tmp_path / "b").rglob("scores.json")
+    assert scores_in(again.parent) == scores_in(fitted)
+
+    mnli = ("--task-name", "mnli", "--data-dir", glue_files / "MNLI", "--do-train", "--do-eval")
+    words = ["--init-checkpoint", encoder, "--output-dir", tmp_path / "d", "--frozen-encoder"]
+    words += ["--max-seq-length", 16]
+    assert run_glue.main([*map(str, [*words, *mnli])]) == 0
+    question = ("--text", "a great ship", "--text-pair", "a stone", "--device", "cpu")
+    model = tmp_path / "d" / "encoder" / "mnli"
+    assert inference.main(["--init-checkpoint", str(model), *question]) == 0
+
+    columns = own_files(glue_files, "--do-train")
+    folds = ["--init-checkpoint", encoder, "--output-dir", tmp_path / "e", *columns, "--do-eval"]
+    folds += [
+        "--max-seq-length",
+        16,
+        "--num-folds",
+        3,
+        "--frozen-encoder",
+        "--class-weights",
+        "balanced",
+    ]
+    assert run_glue.main([*map(str, folds)]) == 0
+
+
+def test_the_default_prompt_and_casing_are_part_of_the_classifier(glue_files, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    options = {"prompts": {"query": "stone house "}, "default_prompt_name": "query"}
+    model = sentence_transformers.SentenceTransformer(str(encoder), device="cpu", **options)
+    model.save(str(tmp_path / "prompted"))
+    assert run(glue_files, tmp_path / "prompted", tmp_path / "a", "--frozen-encoder") == 0
+    folder = tmp_path / "a" / "prompted" / "classification"
+    again = sentence_transformers.SentenceTransformer(str(folder / "1"), device="cpu")
+    dev, _ = texts_and_labels(21, 1)
+    shares = torch.from_numpy(again.encode(dev)).softmax(1).numpy()
+    np.testing.assert_allclose(predicted(folder / "eval_predictions.csv"), shares, atol=2e-4)
+
+
+def test_a_class_that_is_not_in_the_training_rows_is_not_predicted():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(30, 8)) + np.arange(30)[:, None] % 2 * np.eye(8)[0] * 5
+    labels = np.where(np.arange(30) % 2, 3, 1)
+    fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b", "c", "d"))
+    logits = fitted.logits(vectors)
+    assert set(logits.argmax(axis=1)) <= {1, 3} and (logits.argmax(axis=1) == labels).mean() > 0.9
