@@ -26,7 +26,7 @@ from bert_recipe.tasks.classification.scores import confidences, probabilities
 from bert_recipe.tasks.classification.task import check_pairs
 from bert_recipe.tasks.embeddings.retrieval import normalized
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
-from bert_recipe.tasks.ner.files import sentence_of
+from bert_recipe.tasks.ner.files import Sentence
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.ner.token_labels import TaggedDataset
 from bert_recipe.tasks.squad.files import Question, Squad, SquadOptions
@@ -254,9 +254,7 @@ class TagPredictor(Predictor):
         task = TokenClassificationTask(self.options.max_seq_length).for_model(
             self.config, self.folder
         )
-        sentences = [
-            sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)
-        ]
+        sentences = [Sentence(text=row["text"]) for row in rows]
         return partial(self.entities, task, task.dataset(sentences, self.tokenizer))
 
     def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:

@@ -204,7 +204,9 @@ def plain_row(row: Row, columns: Sequence[str] = ()) -> Row:
     if "_task_hash" in row and (
         answer == "ignore" or (answer == "reject" and "answer" not in columns)
     ):
-        advice = "" if answer == "ignore" else ", or learn accept and reject: --label-column answer"
+        advice = ""
+        if columns and answer == "reject":
+            advice = ", or learn accept and reject: --label-column answer"
         raise ValueError(f"Prodigy's answer is {answer!r}: leave the row out{advice}")
     return {name: plain_choice(value) for name, value in row.items()}
 

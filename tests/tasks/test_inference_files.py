@@ -26,6 +26,7 @@ import inference
 from bert_recipe.tasks.predictors import ClassPredictor
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
+from bert_recipe.utils.output_tables import encode_table
 
 TEXTS = [
     "a gripping film",
@@ -170,6 +171,29 @@ def test_empty_texts_are_named(folder, tmp_path, capsys):
     run(model, tmp_path / "in.csv", tmp_path / "out.csv", "--text-column", "t")
     says = "in.csv: 2 rows have an empty text: lines 3, 4: their prediction says nothing"
     assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForTokenClassification])
+def test_each_line_of_a_text_file_has_a_row(folder, tmp_path, kind):
+    """Also blank ones, which have no entities."""
+    labels = {0: "O", 1: "B-PER"}
+    model = folder(kind, id2label=labels, label2id={v: k for k, v in labels.items()})
+    (tmp_path / "in.txt").write_text("Anna left\n\n  Eva \n\n")
+    run(model, tmp_path / "in.txt", tmp_path / "out.jsonl", "--text-column", "text")
+    rows = rows_of(tmp_path / "out.jsonl")
+    assert [row["text"] for row in rows] == ["Anna left", "", "  Eva ", ""]
+    if kind is BertForTokenClassification:
+        assert rows[1]["spans"] == rows[3]["spans"] == []
+
+
+def test_other_columns_of_parquet_are_kept(folder, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    model = folder(BertForSequenceClassification, num_labels=2)
+    row = {"t": "a film", "id": 7, "tags": ["x"]}
+    (tmp_path / "in.parquet").write_bytes(encode_table(tmp_path / "in.parquet", [row]))
+    run(model, tmp_path / "in.parquet", tmp_path / "out.parquet", "--text-column", "t")
+    (found,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert {name: found[name] for name in row} == row
 
 
 def test_no_column_of_the_input_is_lost(folder, tmp_path):

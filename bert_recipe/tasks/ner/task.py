@@ -4,7 +4,6 @@ Legend: n sentences, U units (see token_labels.py), T tokens, C tags.
 """
 
 import itertools
-import json
 import math
 import re
 from collections import Counter
@@ -28,6 +27,7 @@ from bert_recipe.tasks.ner.baselines import WordTags, tag_baselines
 from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import (
     FOUND_COLUMNS,
+    ROW_FORMATS,
     Sentence,
     SentenceForm,
     find_form,
@@ -44,7 +44,8 @@ from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.output_tables import encode_table, quoted_lines
 from bert_recipe.utils.progress import print_line, print_once
-from bert_recipe.utils.text_files import table_parts
+from bert_recipe.utils.tables import Row
+from bert_recipe.utils.text_files import kind_of, table_parts
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -325,30 +326,48 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         predicted_entities = self.entities(dataset, self.unit_tags(dataset, logits_TC))
         return list(map(span_rows, predicted_entities))
 
+    @property
+    def predicts_rows(self) -> bool:
+        """Whether the file to predict has rows of words, not columns."""
+        if self.predict_file is None:
+            return False
+        return kind_of(table_parts(self.predict_file)[0].name)[0] in ROW_FORMATS
+
     def write(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
     ) -> JsonObject:
         if folder is None:
             return {}
         sentences = dataset.sentences
-        lines = []
-        tags_file, spans_file, *_ = self.result_files
-        path = folder / tags_file
+        columns_file, rows_file, *_ = self.result_files
         if sentences[0].text is not None:
-            path = folder / spans_file
-            for sentence, spans in zip(sentences, self.spans(dataset, logits_TC), strict=True):
-                lines.append(
-                    json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False)
-                )
+            path = folder / rows_file
+            spans = self.spans(dataset, logits_TC)
+            rows: list[Row] = [
+                {"text": sentence.text, "spans": found}
+                for sentence, found in zip(sentences, spans, strict=True)
+            ]
         else:
-            predicted_entities = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-            for sentence, sentence_entities in zip(sentences, predicted_entities, strict=True):
-                tags = self.word_tags(sentence, sentence_entities)
-                rows = zip(sentence.words, tags, strict=True)
-                lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in rows), ""]
-        write_atomically(path, "\n".join(lines) + "\n")
+            path = folder / (rows_file if self.predicts_rows else columns_file)
+            entities_of = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+            tags = map(self.word_tags, sentences, entities_of)
+            rows = [
+                {"tokens": list(sentence.words), "ner_tags": tags_of_words}
+                for sentence, tags_of_words in zip(sentences, tags, strict=True)
+            ]
+        is_columns = path.name == columns_file
+        write_atomically(path, as_columns(rows) if is_columns else encode_table(path, rows))
         print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
+
+
+def as_columns(rows: Sequence[Row]) -> str:
+    """Words with their tags as a file of columns has them, which has no quotation marks."""
+    lines: list[str] = []
+    for row in rows:
+        pairs = zip(row["tokens"], row["ner_tags"], strict=True)
+        lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in pairs), ""]
+    return "\n".join(lines) + "\n"
 
 
 def learnt_tags(sentences: Sequence[Sentence], label_all_tokens: bool) -> set[str]:
