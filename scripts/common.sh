@@ -172,7 +172,7 @@ cpu_precision() {
 # shellcheck disable=SC2034
 find_gpus() {
   local -n number=$1
-  local here
+  local here where
   if [[ $number == 0 ]]; then
     here=0
   else
@@ -183,11 +183,13 @@ find_gpus() {
     batch_processes=$2
     processes=$((number > 0 ? number : 1))
     if ((number > 0)); then
-      say "$1 was not given: $number of the $here GPUs of this machine, with the global batch of $2"
+      where="$number of the $here GPUs of this machine"
     else
       [[ $omitted != *' precision '* ]] || precision=$(cpu_precision)
-      say "$1 was not given, and this machine has no GPU: its CPU, with the global batch of $2 GPUs${precision:+, $precision}"
+      where='the CPU, as this machine has no GPU'
     fi
+    (($2 == 1)) || where+=", with the global batch of $2 GPUs"
+    say "$1 was not given: $where; precision ${precision:-fp32}"
     return
   fi
   ((number <= here)) || fail "$1 is $number, but this machine has $here: give at most that; 0 runs on the CPU"
