@@ -59,6 +59,7 @@ class Task(Protocol):
     """What a run trains: data, model head, loss and scores.
 
     logs_start: whether to log the loss of starting weights before the first update.
+    scores_start: whether to score starting weights, which have no new head, with --eval-steps.
     max_seq_length: most tokens of a sequence.
     split: takes samples to score from the training file.
     compiling_pays_from: number of updates from which a run on a GPU is compiled by default.
@@ -69,6 +70,7 @@ class Task(Protocol):
 
     lower_is_better: bool = False
     logs_start: bool = False
+    scores_start: bool = False
     max_seq_length: int
     split: Split | None = None
     compiling_pays_from: int = 1

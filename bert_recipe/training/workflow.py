@@ -235,13 +235,28 @@ def train(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> int:
             print_line(note)
         if not trainer.config.benchmark:
             remove_results(plan, trainer)
+    before = scores_before(trainer, evaluations)
     exit_code = trainer.train(plan.make_loader(trainer))
     selection = best_checkpoint(trainer)
     if trainer.is_finished and selection is not None and selection.best:
         best, metric = selection.best, selection.metric
         text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
+        if before:
+            text += f"; before training {before[metric]:.6g}"
         runtime.reporter.log((), {"best_step": best["step"]}, text)
     return exit_code
+
+
+def scores_before(trainer: Trainer, evaluations: Evaluations | None) -> dict[str, float]:
+    """The scores of the starting weights, on all ranks, where the task asks for them and training
+    evaluates; {} otherwise, and if the run is resumed.
+    """
+    config = trainer.config
+    is_start = trainer.state.step == 0 and config.eval_steps > 0 and not config.benchmark
+    if evaluations is None or not (is_start and trainer.task.scores_start):
+        return {}
+    evaluations.evaluate()
+    return {name.removeprefix("eval_"): value for name, value in evaluations.results.items()}
 
 
 def report_losses(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> dict[str, float]:

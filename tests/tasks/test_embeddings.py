@@ -471,3 +471,20 @@ def test_a_line_is_not_to_find_itself_beside_a_prompt_either(tmp_path):
 
 def read_texts_of(task: EmbeddingTask) -> list[str]:
     return read_tuples(task.eval_file, task.columns, None, task.settings).texts
+
+
+def test_evaluations_begin_with_the_starting_weights(files, tmp_path, capsys):
+    train(files, tmp_path / "a", *SHARED)
+    start = tmp_path / "a" / "custom" / "embedding" / "3"
+    flags = ("--eval-file", files / "dev.jsonl", "--max-steps", 4, "--epochs", 99)
+    log = ("--report-file", tmp_path / "log.json", "--init-checkpoint", start)
+    train(files, tmp_path / "b", *flags, *log, "--eval-steps", 2, steps=4)
+    lines = capsys.readouterr().out.splitlines()
+    (last,) = [line for line in lines if line.startswith("best: ndcg@10 ")]
+    before = float(last.rpartition("; before training ")[2])
+    scored = ("--do-eval", "--eval-file", files / "dev.jsonl", "--init-checkpoint", start)
+    assert run_embeddings.main(words(files, tmp_path / "c", *scored)) == 0
+    (scores,) = (tmp_path / "c").rglob("scores.json")
+    assert before == pytest.approx(read_json(scores)["ndcg@10"], abs=1e-5)
+    steps = [entry["step"] for entry in read_json(tmp_path / "b/custom/embedding/evaluations.json")]
+    assert 0 not in steps  # the best model is a trained one

@@ -83,6 +83,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
 
     name = "embedding"
     head = "sentence_embedding"
+    scores_start = True
     logits_axis = "sequence"
     defaults_kind = "embeddings"
     result_files = tuple(names_like(SCORED))
