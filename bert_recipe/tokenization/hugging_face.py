@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import unicodedata
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_recipe.tokenization.files import TokenizerFile
-from bert_recipe.tokenization.layouts import Layout, layout_of
+from bert_recipe.tokenization.layouts import Layout, bert_layout, layout_of
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.words import is_unspaced, split_words
@@ -21,6 +22,7 @@ UNSPACED_START = 5  # continues no word; others see kind_of
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
 # JSON and command lines may have them; the library refuses them.
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
+TEMPLATE_KEY = rb'("post_processor"\s*:\s*)'
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -67,7 +69,6 @@ class HuggingFaceTokenizer:
         )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.vocab_sha256 = hashlib.sha256(file.content).hexdigest()
         self.vocab: dict[str, int] = self._tokenizer.get_vocab()
         self.vocab_size = max(self.vocab.values(), default=0) + 1
         self.special_tokens = file.special_tokens(self.vocab, self._tokens_around_text())
@@ -80,6 +81,19 @@ class HuggingFaceTokenizer:
             self.mask_token_id,
         ) = special_ids
         self.has_token_types = file.has_token_types
+        # The template of a file without one, for transformers: it changes no token.
+        template = {
+            "type": "BertProcessing",
+            "sep": [self.special_tokens["sep_token"], self.sep_token_id],
+            "cls": [self.special_tokens["cls_token"], self.cls_token_id],
+        }
+        self._template = json.dumps(template).encode()
+        with_template = re.compile(TEMPLATE_KEY + re.escape(self._template))
+        plain = with_template.sub(rb"\1null", file.content, count=1)
+        self.vocab_sha256 = hashlib.sha256(plain).hexdigest()
+        has_none = self._tokenizer.post_processor is None and not file.is_taken_as_it_is
+        self._content = file.content
+        self.lacks_template = has_none and re.search(TEMPLATE_KEY + b"null", plain) is not None
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._is_special = np.zeros(self.vocab_size, bool)
         self._is_special[special_ids] = True
@@ -91,9 +105,12 @@ class HuggingFaceTokenizer:
 
     def layout(self, num_texts: int) -> Layout:
         """The special tokens and the token types of sequences of one text or two, as the
-        post-processor makes them. Raises UserError if it puts none around texts.
+        post-processor makes them; BERT's if the file has none, and no config beside it says that
+        transformers takes it as it is. Raises UserError if none are put around texts.
         """
         layout = layout_of(self._tokenizer, num_texts)
+        if self.lacks_template:
+            layout = bert_layout(self.cls_token_id, self.sep_token_id, num_texts)
         if layout is None or layout.num_special == 0:
             cls, sep = (self.special_tokens[name] for name in ("cls_token", "sep_token"))
             what = "a text" if num_texts == 1 else "two texts"
@@ -103,6 +120,16 @@ class HuggingFaceTokenizer:
                 "tokenizer with data/prepare.py vocabulary"
             )
         return layout if self.has_token_types else layout.without_types()
+
+    def as_json(self) -> str:
+        """The content of a `tokenizer.json`, with a post-processor for BERT's layout."""
+        completed = re.sub(
+            TEMPLATE_KEY + b"null",
+            lambda match: match[1] + self._template,
+            self._content,
+            count=1,
+        )
+        return completed.decode("utf-8")
 
     def _tokens_around_text(self) -> dict[str, str]:
         """The tokens that the post-processor puts before and after a text, as transformers does:

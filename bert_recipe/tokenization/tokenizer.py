@@ -361,9 +361,7 @@ def model_files(
         settings |= tokenizer.special_tokens
     if not is_json:
         settings |= tokenizer.casing_settings()
-    if isinstance(tokenizer, BertTokenizer) and (
-        tokenizer.lacks_template or (needs_json and not is_json)
-    ):
+    if tokenizer.lacks_template or (needs_json and not is_json):
         files[TOKENIZER_JSON] = tokenizer.as_json().encode()
     added = {token: {"special": True} for token in tokenizer.special_tokens.values()}
     if not tokenizer.added_tokens.items() <= added.items():

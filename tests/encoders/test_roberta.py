@@ -175,7 +175,6 @@ def test_the_length_of_a_model_with_padding_3_is_510_in_programs_too(tmp_path, c
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(tokens[:5])
-    tokenizer.post_processor = tokenizers.processors.BertProcessing(("</s>", 1), ("<s>", 0))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     sizes = {**TINY, "vocab_size": 7, "max_position_embeddings": 514, "type_vocab_size": 1}
     config = transformers.RobertaConfig(**sizes, pad_token_id=3)

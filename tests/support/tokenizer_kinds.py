@@ -72,7 +72,6 @@ def wordpiece() -> dict:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return trained(
         tokenizer,
         trainers.WordPieceTrainer(vocab_size=600, special_tokens=NAMES, show_progress=False),
