@@ -142,27 +142,12 @@ class TrainerConfig:
         "write a trace and a table of the time of this update to the folder profile of the run",
         needs=TRAIN,
     )
-    profile_all_ranks: bool = option(
-        "--profile-all-ranks",
-        bool,
-        False,
-        "profile every process, not only the first",
-        needs=("--profile-update",),
-    )
     keep_every: int | None = option(
         "--keep-every",
         positive_int,
         None,
         "keep the checkpoints whose step is a multiple of this, besides the newest three",
         needs=TRAIN,
-    )
-    save_initial: bool = option(
-        "--save-initial",
-        bool,
-        False,
-        "save the starting weights as step 0, which is kept",
-        needs=TRAIN,
-        excludes=("--benchmark",),
     )
     ema: float | None = option(
         "--ema",
@@ -200,13 +185,6 @@ class TrainerConfig:
         "gradients are clipped to this norm",
         needs=TRAIN,
         result=True,
-    )
-    max_skipped_steps: int = option(
-        "--max-skipped-steps",
-        positive_int,
-        25,
-        "stop after this many updates in a row without a finite gradient",
-        needs=TRAIN,
     )
     record: RunRecord | None = None
     logs_start: bool = False
@@ -276,16 +254,6 @@ class LoaderConfig:
         None,
         "for shards made with --dynamic-masking: share of the tokens to mask, by default 0.15; "
         "FIRST:LAST, such as 0.3:0.15, changes linearly over the run",
-        result=True,
-        only=PRE_TRAINING,
-    )
-    eval_masked_lm_prob: float | None = option(
-        "--eval-masked-lm-prob",
-        mask_share,
-        None,
-        "the same share for --eval-dir, by default 0.15; the masks are the same in every "
-        "evaluation",
-        needs=("--eval-dir",),
         result=True,
         only=PRE_TRAINING,
     )

@@ -265,7 +265,8 @@ def open_dataset(
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     check_data(dataset, tokenizer, bert_config, loader)
     if dataset.max_labelled_per_sample:
-        check_without_masking(dataset, loader, is_held_out)
+        if not is_held_out:
+            check_without_masking(dataset, loader)
     else:
         dataset.draw_masks(choose_masking(dataset, tokenizer, loader, is_held_out))
     if dataset.bytes_in_memory > 2**30:
@@ -277,21 +278,12 @@ def open_dataset(
     return dataset
 
 
-def mask_rate_flag(loader: LoaderConfig, is_held_out: bool) -> tuple[str, float | str | None]:
-    """The flag of the share of masked tokens, and its value."""
-    if is_held_out:
-        return "--eval-masked-lm-prob", loader.eval_masked_lm_prob
-    return "--masked-lm-prob", loader.masked_lm_prob
-
-
-def check_without_masking(
-    dataset: PretrainingDataset, loader: LoaderConfig, is_held_out: bool
-) -> None:
+def check_without_masking(dataset: PretrainingDataset, loader: LoaderConfig) -> None:
     """Raises UserError for flags of masking, which shards with masks do not need."""
-    flag, rate = mask_rate_flag(loader, is_held_out)
-    given = {flag: rate is not None}
-    if not is_held_out:
-        given["--whole-word-mask"] = loader.whole_word_mask
+    given = {
+        "--masked-lm-prob": loader.masked_lm_prob is not None,
+        "--whole-word-mask": loader.whole_word_mask,
+    }
     without_effect = [name for name, is_given in given.items() if is_given]
     if without_effect:
         raise UserError(
@@ -304,17 +296,18 @@ def choose_masking(
     dataset: PretrainingDataset, tokenizer: Tokenizer, loader: LoaderConfig, is_held_out: bool
 ) -> Masking:
     """How the masks of shards without masks are drawn."""
-    flag, rate = mask_rate_flag(loader, is_held_out)
-    rate = rate or DEFAULT_RATE
+    rate: float | str = DEFAULT_RATE
+    if not is_held_out:
+        rate = loader.masked_lm_prob or DEFAULT_RATE
     needed = max_masked_at(rate, dataset.sequence_length)
     max_masked = needed
     if not is_held_out:
         max_masked = loader.max_masked or needed
     if max_masked < needed:
         raise UserError(
-            f"--max-predictions-per-seq {max_masked} is too low: {flag} {rate} of "
+            f"--max-predictions-per-seq {max_masked} is too low: --masked-lm-prob {rate} of "
             f"{dataset.sequence_length} tokens takes {needed}: give that, leave the flag out, or "
-            f"lower {flag}"
+            f"lower --masked-lm-prob"
         )
     return Masking(tokenizer, rate, max_masked, loader.whole_word_mask)
 

@@ -125,9 +125,9 @@ class PretrainingTask(SeparableTask):
         )
         development = None
         if config.trainer.eval_steps and held_out is not None:
-            rate = config.loader.eval_masked_lm_prob
             digest = distributed.on_main(held_out.digest)
-            what_is_evaluated = [digest, rate]
+            # None: where runs of 1.0.0 had the rate of masks, if a flag gave one.
+            what_is_evaluated: list[str | int | None] = [digest, None]
             if options.max_eval_samples is not None:
                 what_is_evaluated.append(options.max_eval_samples)
             development = DevelopmentData(json_digest(what_is_evaluated)[:16])

@@ -13,7 +13,6 @@ from bert_recipe.config import TrainerConfig
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.utils.errors import RankFailure, UserError
-from bert_recipe.utils.stop_signal import StopSignal
 
 
 class Checkpoints(Callback):
@@ -27,15 +26,10 @@ class Checkpoints(Callback):
         self.writer = CheckpointWriter(
             config.checkpoint_folder, runtime.distributed, sharded, config.keep_every
         )
-        self.saves_initial = config.save_initial and state.step == 0
-        self.saved_step = None if self.saves_initial else state.step
+        self.saved_step: int | None = state.step
 
     def claim(self) -> None:
         self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
-
-    def start(self, stop: StopSignal) -> None:
-        if self.saves_initial:
-            self.save()
 
     def wants_stop(self) -> bool:
         return self.writer.error is not None or self.folder_moved()
@@ -137,7 +131,7 @@ class Checkpoints(Callback):
         state.read_clock()
         summary: dict[str, Any] = {"step": state.step}
         where = "nothing was to be saved"
-        if state.step > 0 or self.config.save_initial:
+        if state.step > 0:
             summary["checkpoint"] = str(folder / str(state.step))
             where = f"checkpoint in {summary['checkpoint']}"
         if final_loss is not None:

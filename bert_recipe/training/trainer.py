@@ -39,6 +39,8 @@ from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 
+MAX_SKIPPED_STEPS = 25  # updates in a row without a finite gradient, after which a run stops
+
 SomeCallback = TypeVar("SomeCallback", bound=Callback)
 
 
@@ -77,9 +79,8 @@ class Trainer:
         self.last_step = config.last_step(state.step)
         # Of the run, for the log; a benchmark may be longer than the run.
         self.num_steps = self.last_step if config.benchmark else config.max_steps
-        is_profiled = self.distributed.is_main or config.profile_all_ranks
         self.profile = UpdateProfile(
-            config.profile_update if is_profiled else None,
+            config.profile_update if self.distributed.is_main else None,
             config.checkpoint_folder,
             self.distributed.rank,
             self.device,
@@ -284,7 +285,7 @@ class Trainer:
         """
         state = self.state
         state.step, skipped = torch.stack([state.device_step, self.skipped_in_a_row]).tolist()
-        if skipped < self.config.max_skipped_steps:
+        if skipped < MAX_SKIPPED_STEPS:
             return
         first = state.samples_consumed - skipped * global_batch_size
         last = state.samples_consumed - 1

@@ -1,4 +1,4 @@
-"""Kept checkpoints, step 0, the moving average of the weights, and the evaluation before the first
+"""Kept checkpoints, the moving average of the weights, and the evaluation before the first
 update.
 """
 
@@ -18,7 +18,7 @@ from bert_recipe.checkpoint.folder import verify_checkpoint
 from bert_recipe.optimization import precision
 
 DECAY = 0.75
-FLAGS = ("--max-steps", 6, "--num-steps-per-checkpoint", 1, "--save-initial", "--ema", DECAY)
+FLAGS = ("--max-steps", 6, "--num-steps-per-checkpoint", 1, "--ema", DECAY)
 
 
 def averages(output) -> dict[str, torch.Tensor]:
@@ -26,19 +26,25 @@ def averages(output) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def whole(inputs, tmp_path_factory):
+def start(inputs, tmp_path_factory):
+    """The flags of the weights that the runs start from."""
+    output = tmp_path_factory.mktemp("start")
+    train(inputs.command(output, "--max-steps", 1, "--seed", 7))
+    return "--init-checkpoint", steps_folder(output) / "1"
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, start, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole")
-    train(
-        inputs.command(
-            output, *FLAGS, "--keep-every", 1, "--eval-dir", inputs.held_out, dropout=False
-        )
-    )
+    flags = (*FLAGS, *start, "--keep-every", 1, "--eval-dir", inputs.held_out)
+    train(inputs.command(output, *flags, dropout=False))
     return output
 
 
-def check_averages(output, last_step: int) -> None:
-    """That `ema` has the average of the weights in all checkpoints."""
-    steps = [weights(output, step) for step in range(last_step + 1)]
+def check_averages(start, output, last_step: int) -> None:
+    """That `ema` has the average of the starting weights and of those in all checkpoints."""
+    steps = [load_file(start[1] / "model.safetensors")]
+    steps += [weights(output, step) for step in range(1, last_step + 1)]
     found = averages(output)
     assert found.keys() == steps[0].keys()
     for name, tensor in found.items():
@@ -48,35 +54,35 @@ def check_averages(output, last_step: int) -> None:
         torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_the_average_is_that_of_the_weights_after_each_update(whole):
-    check_averages(whole, 6)
+def test_the_average_is_that_of_the_weights_after_each_update(start, whole):
+    check_averages(start, whole, 6)
     verify_checkpoint(steps_folder(whole) / "6")
 
 
-def test_a_skipped_step_does_not_change_the_average(inputs, tmp_path, monkeypatch):
+def test_a_skipped_step_does_not_change_the_average(inputs, start, tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "has_float16", lambda device: True)
     monkeypatch.setattr(precision.LossScale, "GROWTH_INTERVAL", 1)  # until it overflows
-    flags = ("--max-steps", 6, "--num-steps-per-checkpoint", 1, "--save-initial", "--keep-every", 1)
+    flags = (*FLAGS, *start, "--keep-every", 1)
     flags += ("--amp", "--amp-dtype", "float16", "--use-dynamic-loss-scaling")
-    train(inputs.command(tmp_path, *flags, "--scale-loss", 2.0**14, "--ema", DECAY))
+    train(inputs.command(tmp_path, *flags, "--scale-loss", 2.0**14))
     samples = progress(tmp_path, 6)["samples_consumed"] - progress(tmp_path, 1)["samples_consumed"]
     assert samples > 5 * 4, "no step was skipped after the first update"
-    check_averages(tmp_path, 6)
+    check_averages(start, tmp_path, 6)
 
 
-def test_a_run_in_parts_has_the_same_averages(inputs, whole, tmp_path):
-    command = inputs.command(tmp_path, *FLAGS, *resuming(tmp_path), dropout=False)
+def test_a_run_in_parts_has_the_same_averages(inputs, start, whole, tmp_path):
+    command = inputs.command(tmp_path, *FLAGS, *start, *resuming(tmp_path), dropout=False)
     for _ in range(2):
         train([*command, "--steps-this-run", "3"])
     found = averages(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in averages(whole).items())
-    assert steps_in(tmp_path) == ["0", "4", "5", "6", "ema"]
+    assert steps_in(tmp_path) == ["4", "5", "6", "ema"]
     train(
-        inputs.command(tmp_path, *FLAGS[:-2], "--max-steps", 7, *resuming(tmp_path), dropout=False)
+        inputs.command(
+            tmp_path, *FLAGS[:-2], *start, "--max-steps", 7, *resuming(tmp_path), dropout=False
+        )
     )
-    assert steps_in(tmp_path) == ["0", "5", "6", "7"], (
-        "the averages of step 6 are not those of step 7"
-    )
+    assert steps_in(tmp_path) == ["5", "6", "7"], "the averages of step 6 are not those of step 7"
 
 
 def disturb(folder, disturbance: str) -> None:
@@ -101,12 +107,14 @@ def disturb(folder, disturbance: str) -> None:
 
 @pytest.mark.parametrize("is_finished", [True, False])
 @pytest.mark.parametrize("disturbance", ["older", "removed", "file removed", "damaged"])
-def test_the_same_command_repairs_the_averages(inputs, whole, tmp_path, disturbance, is_finished):
+def test_the_same_command_repairs_the_averages(
+    inputs, start, whole, tmp_path, disturbance, is_finished
+):
     folder = steps_folder(tmp_path)
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     disturb(folder, disturbance)
     command = inputs.command(
-        *(tmp_path, *FLAGS, "--keep-every", 1, "--eval-dir", inputs.held_out),
+        *(tmp_path, *FLAGS, *start, "--keep-every", 1, "--eval-dir", inputs.held_out),
         *(*resuming(tmp_path), "--max-steps", 6 if is_finished else 7),
         dropout=False,
     )
@@ -130,8 +138,8 @@ def test_a_disk_that_is_full_before_the_averages_loses_nothing(inputs, tmp_path,
     assert (steps_folder(tmp_path) / "ema" / "model.safetensors").read_bytes() == last.read_bytes()
 
 
-def test_shards_have_the_same_averages(inputs, whole, tmp_path):
-    flags = (*FLAGS, "--batch-size", 2, "--data-parallel-shard-degree", -1)
+def test_shards_have_the_same_averages(inputs, start, whole, tmp_path):
+    flags = (*FLAGS, *start, "--batch-size", 2, "--data-parallel-shard-degree", -1)
     assert exit_codes(
         start_several(inputs.command(tmp_path, *flags, dropout=False), tmp_path / "log")
     ) == [0, 0]

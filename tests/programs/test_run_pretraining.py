@@ -36,7 +36,7 @@ from transformers import AutoModelForPreTraining, BertForMaskedLM
 
 import run_pretraining
 from bert_recipe.optimization import precision
-from bert_recipe.training import evaluation
+from bert_recipe.training import evaluation, trainer
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,12 @@ def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_pat
     assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
 
 
-def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(inputs, tmp_path):
+def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(
+    inputs, tmp_path, monkeypatch
+):
     """A learning rate that makes the weights infinite: they are not saved."""
-    flags = ("--max-skipped-steps", 4, "--num-steps-per-checkpoint", 100, "--warmup-ratio", 0)
+    monkeypatch.setattr(trainer, "MAX_SKIPPED_STEPS", 4)
+    flags = ("--num-steps-per-checkpoint", 100, "--warmup-ratio", 0)
     train(inputs.command(tmp_path, "--max-steps", 5, "--log-freq", 1, *flags))
     flags = (*flags, *resuming(tmp_path), "--learning-rate", 3e38)
     result = run_here(inputs.command(tmp_path, "--max-steps", 500, "--log-freq", 1, *flags))

@@ -122,10 +122,6 @@ VALUES = [
     # Of shards that have masks already.
     ("--masked-lm-prob 0.2", "--masked-lm-prob...{shards}...--dynamic-masking"),
     ("--whole-word-mask", "--whole-word-mask...{shards}...--dynamic-masking"),
-    (
-        "--eval-masked-lm-prob 0.2 --eval-dir {held_out}",
-        "--eval-masked-lm-prob...{held_out}...--dynamic-masking",
-    ),
 ]
 FILES = [
     ("--from-checkpoint /nowhere/at/all", "/nowhere/at/all does not exist"),
@@ -252,10 +248,13 @@ CHECKPOINTS = [
     *(
         (
             f"{flag} {{steps}}/2 --config-file {{folder}}/c.json",
-            "[1210, 32]...[1210, 48]",
+            says,
             {"c.json": config(hidden_size=48)},
         )
-        for flag in ("--from-pretrained-params", "--from-checkpoint")
+        for flag, says in (
+            ("--from-pretrained-params", "[1210, 32]...[1210, 48]"),
+            ("--from-checkpoint", "hidden_size was 32 and is 48 now"),
+        )
     ),
     ("--from-pretrained-params {cut}", "cut/model.safetensors"),
     ("--from-pretrained-params {nan}", "the weights are not all finite: they are damaged, or of"),
