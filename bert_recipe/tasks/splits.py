@@ -84,7 +84,10 @@ class Split:
             # Of the first k keys, floor(k * fraction + offset) are held out.
             offset = generator.random()
             counts = np.floor(np.arange(len(shuffled) + 1) * self.fraction + offset)
-            chosen = {shuffled[index] for index in np.flatnonzero(np.diff(counts))}
+            indices = np.flatnonzero(np.diff(counts))
+            if shuffled and not len(indices):  # a small share of few samples
+                indices = generator.integers(0, len(shuffled), 1)
+            chosen = {shuffled[index] for index in indices}
         if not chosen:
             flag = "--num-folds" if self.fraction is None else "--eval-fraction"
             raise UserError(f"{flag} holds out none of {len(keys)} samples: give more samples")

@@ -40,6 +40,11 @@ def test_a_fraction_takes_its_share_of_each_class_and_the_seed_draws_it():
     assert (held_out != Split(0.2, None, 1).held_out(KEYS, CLASSES)).any()
 
 
+def test_a_small_share_of_few_samples_is_one():
+    for seed in range(20):
+        assert Split(0.01, None, seed).held_out(["a", "b", "b", "c"], ["x"] * 4).sum() in (1, 2)
+
+
 def test_equal_texts_are_on_one_side():
     keys = [f"text {row // 2}" for row in range(40)]
     held_out = Split(0.25, None, 3).held_out(keys, ["a"] * 40)
