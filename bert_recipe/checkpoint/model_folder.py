@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
+    MODEL_FILE,
     RECORD_FILE,
     find_model_folder,
     model_digest,
@@ -145,9 +146,7 @@ class ModelFolder:
         """Identifies the weights by content."""
         if (self.path / MANIFEST_FILE).is_file():
             return model_digest(self.path)
-        paths = [
-            path
-            for path in sorted(self.path.glob("*"))
-            if path.name.startswith("model") and path.suffix == ".safetensors"
-        ]
+        from bert_recipe.checkpoint.weight_files import weight_paths
+
+        paths = weight_paths(self.path, MODEL_FILE)  # what is read, not what lies beside
         return json_digest([file_digest(path) for path in paths])[:16]

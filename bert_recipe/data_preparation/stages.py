@@ -299,10 +299,12 @@ def model_vocabulary_stage(
 
 def trained_casing(vocab_file: Path) -> bool | None:
     """Whether a vocabulary that was trained here is of lower-cased text; None for any other
-    vocabulary.
+    vocabulary, also one beside it.
     """
     made = read_manifest(vocab_file.parent)
-    return made["options"].get("do_lower_case") if made else None
+    if made is None or vocab_file.name not in {entry["path"] for entry in made["outputs"]}:
+        return None
+    return made["options"].get("do_lower_case")
 
 
 def hdf5_stage(

@@ -12,6 +12,7 @@ import transformers
 from conftest import TINY, VOCAB_FILE
 from tokenizer_kinds import file_of
 
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import (
     MODELS,
     BertConfig,
@@ -75,6 +76,20 @@ def test_of_an_earlier_model_in_shards_nothing_is_read(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     again = BertForSequenceClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(again(IDS).logits, model(IDS).logits)
+
+
+def test_starting_weights_are_known_by_the_files_that_are_read(tmp_path):
+    """Not by others, such as the state of the run that made them."""
+    config = transformers.BertConfig(**TINY)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    of_size(TINY["vocab_size"]).save_pretrained(tmp_path / "whole")
+    for folder in (tmp_path / "shards", tmp_path / "whole"):
+        digest = ModelFolder(folder).weights_digest
+        (folder / "model_optimizer.safetensors").write_bytes(b"other")
+        assert ModelFolder(folder).weights_digest == digest
+        weights = min(folder.glob("model*.safetensors"))
+        weights.write_bytes(weights.read_bytes() + b"x")
+        assert ModelFolder(folder).weights_digest != digest
 
 
 def test_a_checkpoint_of_a_run_is_not_written_to(tmp_path):
