@@ -367,10 +367,12 @@ def optimizer_flags(values: JsonObject, args: Arguments, name: str) -> Iterator[
                 f"{key} false: Adam without bias correction is LAMB with trust ratios of 1 here, "
                 "which ZeRO cannot shard: use stage 0, or true"
             )
-        name = "Lamb"
+        why = f"{key} false (Adam without it is LAMB with trust ratios of 1 here)"
+        yield why, "--optimizer", "Lamb"
         yield from ((key, flag, 1.0) for flag in ("--lamb-min-coeff", "--lamb-max-coeff"))
         yield key, "--lamb-bias-correction", False
-    elif name == "Lamb":
+        return
+    if name == "Lamb":
         if key in values:
             yield key, "--lamb-bias-correction", corrects
         if not args.given("lamb_adapt_undecayed"):

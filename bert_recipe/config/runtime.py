@@ -144,7 +144,7 @@ class PrecisionConfig:
         bool,
         False,
         "matrix products of the layers in float8, with torchao, on GPUs from Ada and Hopper on; "
-        "combine with --compile",
+        "combine with --compile; by count not faster than --amp for BERT-large, never measured",
         needs=("--amp or --use-pure-fp16",),
         excludes=("--estimate-memory",),
         result=True,

@@ -396,7 +396,7 @@ REFUSED = {
     "Adam without bias correction, and a flag": (
         uncorrected_adam(),
         ADAMW,
-        ("optimizer.type", "--optimizer Lamb"),
+        ("bias_correction false (Adam without it is LAMB", "asks for --optimizer Lamb"),
     ),
     "two norms": (
         uncorrected_adam(gradient_clipping=1.0),
