@@ -60,6 +60,7 @@ class PretrainingTask(SeparableTask):
     metric = "loss"
     lower_is_better = True
     logs_start = True
+    learns_from_texts = True
     has_trained_head = True
 
     @property

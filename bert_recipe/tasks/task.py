@@ -60,6 +60,7 @@ class Task(Protocol):
 
     logs_start: whether to log the loss of starting weights before the first update.
     scores_start: whether to score starting weights, which have no new head, with --eval-steps.
+    learns_from_texts: whether its samples are texts without labels.
     max_seq_length: most tokens of a sequence.
     split: takes samples to score from the training file.
     compiling_pays_from: number of updates from which a run on a GPU is compiled by default.
@@ -71,6 +72,7 @@ class Task(Protocol):
     lower_is_better: bool = False
     logs_start: bool = False
     scores_start: bool = False
+    learns_from_texts: bool = False
     max_seq_length: int
     split: Split | None = None
     compiling_pays_from: int = 1

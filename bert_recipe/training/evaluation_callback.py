@@ -21,6 +21,7 @@ class Evaluations(Callback):
     """Evaluates the weights, and their average, at the steps of `config`.
 
     best: keeps the best checkpoint, or None. results: the metrics of the last evaluation.
+    at_start: those of the starting weights, if they were evaluated for the log.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Evaluations(Callback):
         self.last_step = config.last_step(state.step)
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.results: dict[str, float] = {}
+        self.at_start: dict[str, float] = {}
         self.stop = StopSignal()
 
     def start(self, stop: StopSignal) -> None:
@@ -45,6 +47,7 @@ class Evaluations(Callback):
 
     def log_start(self) -> None:
         self.evaluate()
+        self.at_start = self.results
 
     def is_exhausted(self) -> bool:
         return self.best is not None and self.best.is_exhausted

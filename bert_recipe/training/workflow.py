@@ -54,6 +54,9 @@ class SeedRun(Protocol):
     ) -> tuple[dict[str, float] | None, int]: ...
 
 
+MOST_PASSES = 10  # over the texts that a model is continued on, before a warning
+
+
 def run_task(config: RunConfig, task: Task, title: str, run: SeedRun | None = None) -> int:
     """Trains, scores and predicts, or estimates memory, as the flags request; returns the exit
     code. run: what training is, by default updates of all weights.
@@ -241,6 +244,8 @@ def train(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> int:
     if trainer.is_finished and selection is not None and selection.best:
         best, metric = selection.best, selection.metric
         text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
+        if evaluations is not None and evaluations.at_start:
+            before = without_prefix(evaluations.at_start)
         if before:
             text += f"; before training {before[metric]:.6g}"
         runtime.reporter.log((), {"best_step": best["step"]}, text)
@@ -256,7 +261,11 @@ def scores_before(trainer: Trainer, evaluations: Evaluations | None) -> dict[str
     if evaluations is None or not (is_start and trainer.task.scores_start):
         return {}
     evaluations.evaluate()
-    return {name.removeprefix("eval_"): value for name, value in evaluations.results.items()}
+    return without_prefix(evaluations.results)
+
+
+def without_prefix(results: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("eval_"): value for name, value in results.items()}
 
 
 def report_losses(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> dict[str, float]:
@@ -278,9 +287,24 @@ def notes_before_training(plan: TrainingPlan, trainer: Trainer) -> list[str]:
     is_random = trainer.state.step == 0 and plan.start.weights is None
     if is_random and plan.data.task.without_weights:
         notes.append(f"warning: {plan.data.task.without_weights}")
+    if plan.start.weights is not None and plan.data.task.learns_from_texts:
+        notes.append(repetition_note(plan))
     if trainer.parallel.model.is_compiled:
         notes.append(BEFORE_THE_WAIT)
     return notes
+
+
+def repetition_note(plan: TrainingPlan) -> str:
+    """How often a run that continues a model reads its texts."""
+    updates, batch = plan.config.trainer.max_steps, plan.config.loader.global_batch_size
+    count = len(plan.data.dataset)
+    passes = updates * batch / count
+    text = (
+        f"{updates:,} updates of {batch:,} read the {count:,} training samples {passes:,.1f} times"
+    )
+    if passes <= MOST_PASSES:
+        return f"note: {text}"
+    return f"warning: {text}: above {MOST_PASSES} times, give fewer updates or more texts"
 
 
 def best_checkpoint(trainer: Trainer) -> BestCheckpoint | None:

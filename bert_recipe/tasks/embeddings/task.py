@@ -89,6 +89,10 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     result_files = tuple(names_like(SCORED))
 
     @property
+    def learns_from_texts(self) -> bool:  # type: ignore[override]
+        return not self.columns
+
+    @property
     def score_names(self) -> tuple[str, ...]:
         return SIMILARITY_SCORES if self.score is not None else RETRIEVAL_SCORES
 
