@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Fine-tunes a model before and after continued pre-training on a task, and compares the scores.
+"""Compares a model before and after continued pre-training on a task: its vectors, and fine-tuned.
 
     python3 scripts/compare_on_task.py --before MODEL_FOLDER --after law/results/MODEL/phase1 \\
         --output-dir law/task --train-file train.csv --text-column review --label-column stars
 
-Other flags are those of run_glue.py. Each model is fine-tuned shortly (1 epoch) and fully (as many
-epochs as run_glue.py chooses by the rows) with the same seeds, and scored on a fifth of the file
-that is held out, or on --eval-file. If interrupted, rerun the same command to resume.
+Other flags are those of run_glue.py. First, in seconds, a logistic regression is fitted
+to the vectors of both models, with 100 labels and with all, five draws each. Then both models are
+fine-tuned as run_glue.py chooses by the rows, with the same seeds. All are scored on a fifth of the
+file that is held out, or on --eval-file, beside tf-idf. If interrupted, rerun the same command to
+resume.
 """
 
 import sys
@@ -20,7 +22,12 @@ from bert_recipe.utils.errors import (
 
 # isort: split
 import argparse
+import contextlib
+import io
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import run_glue
 from bert_recipe.checkpoint.identity import read_record
@@ -35,27 +42,39 @@ from bert_recipe.reporting.comparison import (
     points,
     read_model,
 )
+from bert_recipe.tasks.baselines import BASELINES
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
+    Arguments,
     Flag,
     bounded_int,
 )
 from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bert_recipe.tasks.classification.task import ClassificationTask
+    from bert_recipe.tasks.task import PredictionSet
+    from bert_recipe.tasks.text_sequences import TextDataset
+    from bert_recipe.tokenization.tokenizer import Tokenizer
+
 at_least_two = bounded_int(2, 100)
-LENGTHS = {"short": ["--epochs", "1"], "full": []}  # flags
+NUM_DRAWS = 5  # of the rows to learn from; of all rows each leaves out another fifth
+FEW_LABELS = 100
 FLAGS = (
     Flag("--before", Path, REQUIRED, "model folder before"),
     Flag("--after", Path, REQUIRED, "model folder, or folder of steps, after"),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs and comparison.txt"),
-    Flag("--num-seeds", at_least_two, 5, "seeds of each model and length"),
+    Flag("--num-seeds", at_least_two, 5, "seeds of each model"),
     Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
 )
 # What this program decides.
 REFUSED = ("--epochs", "--train-batch-size", "--batch-size", "--init-checkpoint", "--max-steps")
-REFUSED += ("--num-folds",)
+REFUSED += ("--num-folds", "--frozen-encoder")
 
 
 def describe(found: ScoreDifference) -> str:
@@ -70,6 +89,33 @@ def describe(found: ScoreDifference) -> str:
         f"interval {interval_text(difference)}, p {p_value_text(difference)}, {found.num_rows:,} "
         f"rows): {verdict}"
     )
+
+
+def compare(folders: Sequence[Path], how: str) -> list[str]:
+    """A line for each score of the runs in both folders, before and after. how: what was done."""
+    differences = differences_of(*map(read_model, folders))
+    baselines = mean_baselines(folders[0])
+    lines = []
+    for one in differences:
+        name = "_".join(filter(None, (one.set_name, one.name)))
+        others = [f"{method} {percent(scores[name])}" for method, scores in baselines.items()]
+        beside = f" ({', '.join(others)})" if others else ""
+        lines.append(f"{how}: {describe(one)}{beside}")
+    return lines
+
+
+def mean_baselines(folder: Path) -> dict[str, dict[str, float]]:
+    """The scores of simple methods, by method and score, as means over seeds or draws."""
+    stored = [read_json(path, "the scores") for path in sorted(folder.rglob("seed-*/scores.json"))]
+    known = [scores[BASELINES] for scores in stored if BASELINES in scores]
+    means: dict[str, dict[str, float]] = {}
+    for method in known[0] if known else ():
+        scores_of_method = [scores[method] for scores in known if method in scores]
+        means[method] = {
+            name: statistics.mean(scores[name] or 0.0 for scores in scores_of_method)
+            for name in scores_of_method[0]
+        }
+    return means
 
 
 def settings_text(scores_file: Path) -> str:
@@ -99,21 +145,143 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespa
     return args, command
 
 
+def draws_of(labels_n: "np.ndarray", count: int | None) -> "list[np.ndarray]":
+    """The rows of each draw: `count` of each class in proportion, or all but another fifth."""
+    from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
+
+    folds: Any = StratifiedKFold(NUM_DRAWS, shuffle=True, random_state=0)
+    if count is not None:
+        folds = StratifiedShuffleSplit(NUM_DRAWS, train_size=count, random_state=0)
+    return [rows for rows, _ in folds.split(labels_n, labels_n)]
+
+
+def compare_vectors(args: argparse.Namespace, command: Sequence[str]) -> list[str]:
+    """Lines about logistic regression on the vectors of both models; one that says so if the task
+    has no classes.
+    """
+    from bert_recipe.tasks.classification.task import ClassificationTask
+
+    folders: dict[str, list[Path]] = {}
+    for name, model in (("before", args.before), ("after", args.after)):
+        words = ["--init-checkpoint", str(model), "--output-dir", str(args.output_dir)]
+        run = run_glue.parse_arguments([*command, *words])
+        task = run_glue.make_task(run)
+        if not isinstance(task, ClassificationTask) or task.spec.regression or task.multi_label:
+            return ["vectors are compared for tasks with one class per text only"]
+        for title, folder in fit_draws(run, task, args.output_dir, name).items():
+            folders.setdefault(title, []).append(folder)
+    lines = []
+    for title, both in folders.items():
+        lines += compare(both, f"vectors with logistic regression ({title}, {NUM_DRAWS} draws)")
+    return lines
+
+
+def fit_draws(
+    run: Arguments, task: "ClassificationTask", output: Path, name: str
+) -> dict[str, Path]:
+    """Fits classifiers to the vectors of a model, and scores them. Returns the folders of the
+    draws, which are named as those of seeds, by the number of labels.
+
+    run: the arguments of run_glue.py.
+    output: the folder for the results.
+    name: of the model.
+    """
+    task, tokenizer, dataset, sets, vectors = embed(run, task, name)
+    labels_n = dataset.labels["labels"]
+    train_vectors, *set_vectors = vectors
+    counts: list[int | None] = [FEW_LABELS] if len(labels_n) > 2 * FEW_LABELS else []
+    folders = {}
+    for count in [*counts, None]:
+        folder = output / f"vectors-{'all' if count is None else count}" / name
+        for draw, rows in enumerate(draws_of(labels_n, count), 1):
+            fitted = cast(Any, task.frozen).fit(
+                train_vectors[rows], labels_n[rows], task.labels, task.balanced
+            )
+            logits = list(map(fitted.logits, set_vectors))
+            with contextlib.redirect_stdout(io.StringIO()):  # the mistakes of each draw
+                score_draw(task, tokenizer, sets, logits, rows, folder / f"seed-{draw}")
+        folders[f"{len(rows)} labels"] = folder
+    return folders
+
+
+def embed(
+    run: Arguments, task: "ClassificationTask", name: str
+) -> "tuple[ClassificationTask, Tokenizer, TextDataset, list[PredictionSet], list[np.ndarray]]":
+    """The task with a frozen encoder, its tokenizer, training rows and sets to score, and the
+    vectors of the rows and of each set.
+    """
+    from bert_recipe.checkpoint.model_choice import choose_model
+    from bert_recipe.checkpoint.model_folder import ModelFolder
+    from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+    from bert_recipe.config.arguments import make_run_config
+    from bert_recipe.tasks.classification.frozen import FrozenEncoder
+    from bert_recipe.training.evaluation import predict
+    from bert_recipe.training.prediction import load_fine_tuned
+    from bert_recipe.training.setup import start_runtime
+
+    config = make_run_config(run)
+    source = ModelFolder.find(cast(Path, run.from_pretrained_params))
+    choice = choose_model(config.model, source)
+    task = replace(task, frozen=FrozenEncoder(EmbeddingSettings())).for_start(source.path)
+    task, dataset = task.training_set(choice.tokenizer)
+    sets = task.prediction_sets(choice.tokenizer)
+    with start_runtime(config, f"vectors {name}") as runtime:
+        parallel = load_fine_tuned(task.head, task.configure(choice.config), source, runtime)
+        parallel.prepare_for_inference(runtime.precision.dtype)
+        vectors = [
+            predict(parallel, texts, "sequence", config.prediction, runtime)[0]
+            for texts in (dataset, *(one.dataset for one in sets))
+        ]
+    return task, choice.tokenizer, dataset, sets, vectors
+
+
+def score_draw(
+    task: "ClassificationTask",
+    tokenizer: "Tokenizer",
+    sets: "Sequence[PredictionSet]",
+    logits: "Sequence[np.ndarray]",
+    rows: "np.ndarray",
+    folder: Path,
+) -> None:
+    """Writes the predictions and the scores of a draw to `folder`, and those of tf-idf on its rows.
+
+    logits: of each set.
+    rows: of the draw.
+    """
+    from bert_recipe.tasks.baselines import for_json, joined
+    from bert_recipe.training.evaluation import only_numbers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    scores: JsonObject = {}
+    for one, logits_nC in zip(sets, logits, strict=True):
+        scores |= one.finish(logits_nC, folder)
+    scores = dict(only_numbers(scores))
+    if (texts := task.baseline_rows) is not None:
+        known = rows[rows < len(texts.values)]  # of a large file, tf-idf has a part
+        drawn = texts._replace(texts_nk=texts.texts_nk[known], values=texts.values[known])
+        drawn = drawn._replace(num_rows=len(known))
+        again = replace(task, baseline_rows=drawn).prediction_sets(tokenizer)
+        computed = [one.baselines() for one in again if one.baselines is not None]
+        baselines = [one for one in computed if one is not None]
+        if baselines:
+            scores[BASELINES] = for_json(joined(baselines).scores)
+    write_json(folder / "scores.json", scores)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args, command = parse_arguments(argv)
-    lines = []
-    for length, flags in LENGTHS.items():
-        folders = {name: args.output_dir / length / name for name in ("before", "after")}
-        for folder, model in zip(folders.values(), (args.before, args.after), strict=True):
-            words = [*flags, "--init-checkpoint", str(model), "--output-dir", str(folder)]
-            exit_code = run_glue.main([*command, *words])
-            files = list(folder.rglob("seed-*/scores.json"))
-            if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
-                return exit_code
-        found = differences_of(*map(read_model, folders.values()))
-        how = f"{length} fine-tuning ({settings_text(files[0])})"
-        lines += [f"{how}: {describe(difference)}" for difference in found]
-    lines.append(f"{args.num_seeds} seeds; before: {args.before}; after: {args.after}")
+    lines = compare_vectors(args, command)
+    print_line("\n".join(lines))
+    folders = {name: args.output_dir / "fine-tuning" / name for name in ("before", "after")}
+    for folder, model in zip(folders.values(), (args.before, args.after), strict=True):
+        words = ["--init-checkpoint", str(model), "--output-dir", str(folder)]
+        exit_code = run_glue.main([*command, *words])
+        files = list(folder.rglob("seed-*/scores.json"))
+        if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
+            return exit_code
+    how = f"fine-tuning ({settings_text(files[0])}, {args.num_seeds} seeds)"
+    lines += compare(list(folders.values()), how)
+    lines.append(f"before: {args.before}; after: {args.after}")
     text = "\n".join(lines)
     write_atomically(args.output_dir / "comparison.txt", f"{text}\n")
     print_line(f"{text}\nwritten to {args.output_dir / 'comparison.txt'}")

@@ -60,8 +60,9 @@ Environment:
   DATA_ARGS   more flags for data/prepare.py all (format, for neighbours), such as "--empty-line document"; words can be
               quoted
   EXTRA_ARGS  more flags for run_pretraining.py, such as "--whole-word-mask" (run_embeddings.py, for neighbours)
-  TASK_FILE   a table of labelled texts: at the end, the models before and after are fine-tuned on four fifths of it, and
-              the differences of their scores on the rest are printed with intervals (OUT_DIR/task/comparison.txt)
+  TASK_FILE   a table of labelled texts: at the end, the models before and after are compared on it, by a logistic
+              regression on their vectors and fine-tuned on four fifths of it, and the differences of their scores on the
+              rest are printed with intervals (OUT_DIR/task/comparison.txt)
   TASK_ARGS   flags of run_glue.py for TASK_FILE, such as "--text-column review --label-column stars"
   DOCTOR      1: make the data, and examine the run with doctor.py instead of starting it [unset]'
   exit

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from conftest import assert_refused
 from glue_runs import sentences, write_csv
@@ -27,22 +28,52 @@ def test_a_model_that_became_worse_is_said_to_be_worse(interval, words):
     assert words in text
 
 
-def test_both_models_are_fine_tuned_shortly_and_fully_on_the_same_texts(inputs, tmp_path):
-    train(inputs.command(tmp_path / "before", "--max-steps", 1))
-    train(inputs.command(tmp_path / "after", "--max-steps", 2))
-    rows = [row for row in sentences(40, 0) if row[0] != "text"]
-    table = write_csv(tmp_path / "train.csv", ("text", "label"), *rows)
-    words = ["--before", steps_folder(tmp_path / "before"), "--num-seeds", 2]
-    words += ["--after", steps_folder(tmp_path / "after"), "--output-dir", tmp_path / "task"]
-    words += ["--train-file", table, "--text-column", "text", "--label-column", "label"]
-    words += ["--max-seq-length", 16]
+def models_and_table(inputs, folder, count):
+    train(inputs.command(folder / "before", "--max-steps", 1))
+    train(inputs.command(folder / "after", "--max-steps", 2))
+    rows = [row for row in sentences(count, 0) if row[0] != "text"]
+    table = write_csv(folder / "train.csv", ("text", "label"), *rows)
+    words = ["--before", steps_folder(folder / "before"), "--num-seeds", 2]
+    words += ["--after", steps_folder(folder / "after"), "--output-dir", folder / "task"]
+    return [*words, "--train-file", table, "--text-column", "text", "--max-seq-length", 16]
+
+
+def test_both_models_are_compared_by_vectors_and_fine_tuned_on_the_same_texts(inputs, tmp_path):
+    words = [*models_and_table(inputs, tmp_path, 40), "--label-column", "label"]
     result = run_here(words, compare_on_task.main)
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "task" / "comparison.txt").read_text()
     assert text in result.stdout
     lines = text.splitlines()
-    assert lines[0].startswith("short fine-tuning (1 epoch, batches of 16, rate ")
-    assert any(line.startswith("short") and "f1 macro" in line for line in lines)
-    assert lines[2].startswith("full fine-tuning (20 epochs, batches of 16, rate ")
+    assert lines[0].startswith("vectors with logistic regression (26 labels, 5 draws): accuracy ")
+    assert lines[2].startswith("fine-tuning (20 epochs, batches of 16, rate ")
+    assert "2 seeds): accuracy " in lines[2]
+    for line in lines[:4]:
+        assert "most frequent class " in line and "tf-idf + logistic regression " in line
+    assert any(line.startswith("fine-tuning") and "f1 macro" in line for line in lines)
     shutil.rmtree(tmp_path / "after")
     assert_refused(run_here([*words, "--epochs", 2], compare_on_task.main), "leave --epochs out")
+
+
+def test_vectors_are_compared_with_100_labels_and_with_all(inputs, tmp_path):
+    words = [*models_and_table(inputs, tmp_path, 300), "--label-column", "label"]
+    args, command = compare_on_task.parse_arguments([*map(str, words)])
+    lines = compare_on_task.compare_vectors(args, command)
+    assert [line.partition(":")[0] for line in lines[::2]] == [
+        "vectors with logistic regression (100 labels, 5 draws)",
+        "vectors with logistic regression (193 labels, 5 draws)",
+    ]
+    for name in ("100", "all"):
+        draws = list((tmp_path / "task" / f"vectors-{name}" / "after").glob("seed-*/scores.json"))
+        assert len(draws) == 5
+        assert len({path.read_text() for path in draws}) > 1
+    draws = compare_on_task.draws_of(np.array([0, 1] * 100), None)
+    left_out = [set(range(200)) - set(rows.tolist()) for rows in draws]
+    assert sum(map(len, left_out)) == 200 and set.union(*left_out) == set(range(200))
+
+
+def test_numbers_are_compared_after_fine_tuning_only(inputs, tmp_path):
+    words = [*models_and_table(inputs, tmp_path, 20), "--label-column", "label", "--regression"]
+    args, command = compare_on_task.parse_arguments([*map(str, words)])
+    (line,) = compare_on_task.compare_vectors(args, command)
+    assert "with one class per text only" in line
