@@ -250,8 +250,11 @@ def newest_checkpoint(
     return None
 
 
-def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
+def find_checkpoint(
+    path: str | Path, last_step: str | None, with_state: bool = True
+) -> Path | None:
     """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
+    with_state: see `verify_checkpoint`.
 
     last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest
     valid checkpoint in the folder of steps `path`, or None if it has none. With a number or "auto",
@@ -273,7 +276,7 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
             f"checkpoint {folder} does not exist: check --from-checkpoint and "
             "--last-step-of-checkpoint"
         )
-    verify_checkpoint(folder)
+    verify_checkpoint(folder, with_state)
     return folder
 
 

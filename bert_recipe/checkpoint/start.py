@@ -121,12 +121,14 @@ def find_start(
     config: StartConfig,
     on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
     check_weights: Callable[[ModelFolder], None] = no_check,
+    with_state: bool = True,
 ) -> Start:
     """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to
     resume cannot be used.
 
     on_main: calls a function on the main process only, and returns its result on all.
     check_weights: see Start.
+    with_state: whether a checkpoint is resumed, not only its model used.
     """
 
     phase1 = config.from_phase1_final_params
@@ -135,7 +137,8 @@ def find_start(
     def find() -> list[str | None]:
         checkpoint = weights = problem = None
         if config.from_checkpoint is not None:
-            checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
+            last_step = config.last_step_of_checkpoint
+            checkpoint = find_checkpoint(config.from_checkpoint, last_step, with_state)
         if source is not None:
             log = print_line if checkpoint is None else no_log
             try:

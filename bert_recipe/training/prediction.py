@@ -48,7 +48,7 @@ from bert_recipe.utils.progress import print_line
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     """Predicts with the fine-tuned model that the flags name."""
     on_main = runtime.distributed.on_main
-    start = find_start(config.start.for_prediction(), on_main)
+    start = find_start(config.start.for_prediction(), on_main, with_state=False)
     folder = cast(ModelFolder, start.folder)  # the flags name one
     choice = choose_model(config.model, folder)
     check_same_kind(folder, choice)

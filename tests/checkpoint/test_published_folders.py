@@ -72,6 +72,8 @@ def test_all_readers_take_a_published_folder_and_a_run_cannot_resume_it(
     for output, flags in ((trained, training(trained)), (tmp_path, scoring)):
         result = glue(output, published, *flags)
         assert result.returncode in (None, 0), result.stderr
+    elsewhere = glue(tmp_path, published, *scoring, "--from-checkpoint", published)
+    assert elsewhere.returncode in (None, 0), elsewhere.stderr
     convert_checkpoint.main(["average", str(published), str(published), str(tmp_path / "average")])
     assert ModelFolder.find(tmp_path / "average").config == ModelFolder.find(published).config
     resumed = glue(trained, published, *training(trained), "--from-checkpoint", published)
