@@ -22,7 +22,7 @@ from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
-from bert_recipe.tasks.classification.scores import confidences, probabilities
+from bert_recipe.tasks.classification.scores import prediction_columns
 from bert_recipe.tasks.classification.task import check_pairs
 from bert_recipe.tasks.embeddings.retrieval import normalized
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
@@ -185,33 +185,22 @@ class ClassPredictor(Predictor):
         """
         logits_nC = self.class_logits(dataset)
         num_outputs = logits_nC.shape[1]
-        multi_label = self.config.multi_label
-        if num_outputs == 1 and not multi_label:
-            return [
-                Prediction({"score": float(score)}, [named("score", f"{score:.4f}")])
-                for (score,) in logits_nC
-            ]
-        logits_nC = logits_nC / np.float32(read_temperature(self.folder))
         labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(num_outputs))
-        # [n, C] with several labels, else [n]
-        chosen = (logits_nC > 0).astype(np.int64) if multi_label else logits_nC.argmax(axis=1)
-        confidence_n = confidences(logits_nC, chosen, multi_label).tolist()
+        if num_outputs > 1 or self.config.multi_label:
+            logits_nC = logits_nC / np.float32(read_temperature(self.folder))
         predictions = []
-        for number, probability_of in enumerate(probabilities(logits_nC, labels, multi_label)):
-            ranked = [(probability, label) for label, probability in probability_of.items()]
+        for columns in prediction_columns(logits_nC, labels, self.config.multi_label):
+            if "score" in columns:
+                lines = [named("score", f"{columns['score']:.4f}")]
+                predictions.append(Prediction(columns, lines))
+                continue
+            ranked = [(columns[f"probability {label}"], label) for label in labels]
             ranked.sort(key=lambda entry: entry[0], reverse=True)
-            columns: Row
-            if multi_label:
-                chosen_labels = [labels[index] for index in np.flatnonzero(chosen[number])]
-                columns = {"labels": chosen_labels}
-                lines = [named("labels", ", ".join(chosen_labels) or "(none)")]
+            if "labels" in columns:
+                lines = [named("labels", ", ".join(columns["labels"]) or "(none)")]
             else:
-                probability, label = ranked[0]
-                columns = {"label": label}
+                (probability, label), *_ = ranked
                 lines = [named("label", label), named("probability", f"{probability:.3f}")]
-            columns["confidence"] = confidence_n[number]
-            for label, probability in probability_of.items():
-                columns[f"probability {label}"] = probability
             predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
         return predictions
 

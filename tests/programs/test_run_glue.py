@@ -151,12 +151,12 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     folder = tmp_path / "custom" / "classification"
     assert scores_in(folder) == {"accuracy": 1.0, "f1_macro": 1.0}
     header, *rows = csv.reader((folder / "predictions.csv").read_text().splitlines())
-    expected = ["text", "prediction", "confidence", "index", "probability n", "probability y"]
-    assert header == expected
+    predicted_columns = ["label", "confidence", "probability n", "probability y"]
+    assert header[-4:] == predicted_columns and "review" in header
     for row, (text, label) in zip(rows, sentences(21, 1), strict=True):
-        assert row[:2] == [text, "ny"[int(label)]]
-        confidence, index, *probabilities = map(float, row[2:])
-        assert index == rows.index(row) and sum(probabilities) == pytest.approx(1)
+        assert row[header.index("review")] == text and row[-4] == "ny"[int(label)]
+        confidence, *probabilities = map(float, row[-3:])
+        assert sum(probabilities) == pytest.approx(1)
         assert confidence == probabilities[int(label)] > 0.5
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
 
@@ -189,7 +189,7 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
     scores = read_json(folder / "scores.json")
     assert [scores[name] for name in ("f1_micro", "f1_macro", "exact_match")] == [1.0, 1.0, 1.0]
     rows = read_csv(folder / "predictions.csv")
-    predicted = [row["prediction"] for row in rows]
+    predicted = ["|".join(json.loads(row["labels"])) for row in rows]
     assert [row["text"] for row in rows] == list(texts)
     assert [set(labels.split("|")) for labels in predicted] == [
         set(labels.split("|")) for labels in texts.values()
@@ -230,7 +230,7 @@ def test_inference_predicts_the_labels_that_were_scored(files, tmp_path):
     for row, other in zip(scored, predicted, strict=True):
         chances = {name: float(row[f"probability {name}"]) for name in ("good", "rare")}
         above = [name for name, chance in chances.items() if chance > 0.5]
-        assert row["prediction"] == other["prediction"] == "|".join(above)
+        assert row["prediction"] == "|".join(above) and json.loads(other["labels"]) == above
         least = min(value if name in above else 1 - value for name, value in chances.items())
         assert float(row["confidence"]) == pytest.approx(least)
     output = tmp_path / "out.jsonl"
@@ -302,12 +302,12 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
         == 0
     )
     assert inference.main([*start, "--text", "a house"]) == 0
-    with (tmp_path / "out.csv").open(newline="") as file:
-        found = [float(row[f"probability {labels[0]}"]) for row in csv.DictReader(file)]
     predicted = read_csv(results / "predictions.csv")
-    assert found == pytest.approx(
-        [float(row[f"probability {labels[0]}"]) for row in predicted], abs=1e-6
-    )
+    for row, other in zip(predicted, read_csv(tmp_path / "out.csv"), strict=True):  # the same table
+        same = ("review", "verdict", "label")
+        assert row.keys() == other.keys() and all(row[name] == other[name] for name in same)
+        for name in row.keys() - {*same}:
+            assert float(row[name]) == pytest.approx(float(other[name]), abs=1e-6)
     again = (*start, "--output-dir", tmp_path / "again", "--text-column", "review", *predict)
     assert run_glue.main([str(word) for word in again]) == 0
     (path,) = (tmp_path / "again").rglob("predictions.csv")

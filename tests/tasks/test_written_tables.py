@@ -86,7 +86,8 @@ def test_every_row_and_value_comes_back_in_the_format_of_the_input(tmp_path, nam
         assert written.suffix == path.suffix
         table = read(written, delimiter)
         assert [row["text"] for row in table] == texts
-        assert all(row["prediction"] in labels for row in table)
+        predicted = "prediction" if stem == "eval_predictions" else "predicted label"
+        assert all(row[predicted] in labels for row in table)
     (scored,) = tmp_path.glob("eval_predictions.*")
     assert [row["label"] for row in read(scored, delimiter)] == labels
     rows_of_run = read_scored_rows([tmp_path])[""]

@@ -17,9 +17,9 @@ from bert_recipe.tasks.classification.files import Examples
 from bert_recipe.tasks.classification.specs import SUBMISSION_SETS, TaskSpec, set_prefix
 from bert_recipe.tasks.mistakes import Mistake
 from bert_recipe.utils.files import write_atomically
-from bert_recipe.utils.output_tables import encode_table, write_like
-from bert_recipe.utils.tables import Row
-from bert_recipe.utils.text_files import TableFormat
+from bert_recipe.utils.output_tables import add_columns, encode_table, write_like
+from bert_recipe.utils.tables import Row, read_texts
+from bert_recipe.utils.text_files import TableFormat, table_parts
 
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
@@ -196,14 +196,17 @@ def write_predictions(
     table_format: TableFormat,
 ) -> Path:
     """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
-    SuperGLUE (JSON lines), or for a custom file with probabilities and texts, in the format of that
-    file, which was read as `table_format`.
+    SuperGLUE (JSON lines), or the rows of a custom file with `prediction_columns`, in the format of
+    that file, which was read as `table_format`.
     """
-    words = predicted_words(logits_nC, spec)
     if spec.is_custom:
-        written = as_numbers(words) if spec.regression else words
-        rows = prediction_rows(examples, logits_nC, spec, written, None)
+        rows: list[Row] = []
+        for part in table_parts(examples.path):
+            table = read_texts(part, spec.text_columns, table_format=table_format, is_whole=True)
+            rows += [row for _, row in table]
+        rows = add_columns(rows, prediction_columns(logits_nC, spec.labels, spec.multi_label))
         return write_like(folder / spec.name, rows, examples.path, table_format)
+    words = predicted_words(logits_nC, spec)
     path = folder / submission_name(spec, set_name)
     if spec.extension == ".jsonl":
         lines = [
@@ -220,6 +223,29 @@ def write_predictions(
     return path
 
 
+def prediction_columns(
+    logits_nC: np.ndarray, labels: Sequence[str], multi_label: bool
+) -> list[Row]:
+    """What is predicted for each row of a file, as its further columns: `label`, or `labels` if
+    there are several, `confidence` and the probability of each label; or `score`, a number.
+    """
+    if logits_nC.shape[1] == 1 and not multi_label:
+        return [{"score": float(score)} for (score,) in logits_nC]
+    # [n, C] with several labels, else [n]
+    chosen = (logits_nC > 0).astype(np.int64) if multi_label else logits_nC.argmax(axis=1)
+    confidence_n = confidences(logits_nC, chosen, multi_label).tolist()
+    rows = []
+    for number, probability_of in enumerate(probabilities(logits_nC, tuple(labels), multi_label)):
+        row: Row = {}
+        if multi_label:
+            row["labels"] = [labels[index] for index in np.flatnonzero(chosen[number]).tolist()]
+        else:
+            row["label"] = labels[int(chosen[number])]
+        row["confidence"] = confidence_n[number]
+        rows.append(row | {f"probability {name}": value for name, value in probability_of.items()})
+    return rows
+
+
 def as_numbers(words: Sequence[str]) -> list[float]:
     return [float(word) for word in words]
 
@@ -229,16 +255,15 @@ def prediction_rows(
     logits_nC: np.ndarray,
     spec: TaskSpec,
     words: Sequence[Any],
-    truths: Sequence[Any] | None,
+    truths: Sequence[Any],
 ) -> list[Row]:
     """What people read comes first: texts, label, prediction and its confidence. The probabilities
-    of all labels are the last columns. words: predictions; truths: labels of a file that has them.
+    of all labels are the last columns. words: predictions; truths: labels.
     """
     columns: dict[str, Sequence[Any]] = {"text": examples.texts}
     if examples.pairs is not None:
         columns["pair"] = examples.pairs
-    if truths is not None:
-        columns["label"] = truths
+    columns["label"] = truths
     columns["prediction"] = words
     by_label: list[dict[str, float]] = [{}] * len(words)
     if not spec.regression:
