@@ -5,13 +5,16 @@ transformers.
 import json
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from checkpoint_files import convert_with
 from conftest import read_json
 from safetensors.torch import load_file
 
+import convert_checkpoint
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+from bert_recipe.utils.errors import UserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(45))]
 SIZES = {
@@ -116,3 +119,17 @@ def test_safetensors_keeps_the_logits_of_a_pickled_model(tmp_path, is_sharded):
     ids = torch.tensor([[2, 7, 9, 3]])
     assert torch.equal(ours(ids).logits, theirs(ids).logits)
     assert (tmp_path / "out" / "vocab.txt").read_text() == "\n".join(WORDS) + "\n"
+
+
+def test_models_of_one_vocabulary_and_two_casings_have_no_average(tmp_path):
+    """Also where the tokenizer.json alone says the casing."""
+    for name, lowercase in (("a", True), ("b", False)):
+        save(tmp_path / name, "Bert")
+        made = tokenizers.BertWordPieceTokenizer(
+            str(tmp_path / name / "vocab.txt"), lowercase=lowercase, strip_accents=None
+        )
+        made.save(str(tmp_path / name / "tokenizer.json"))
+        for file in ("vocab.txt", "tokenizer_config.json"):
+            (tmp_path / name / file).unlink()
+    with pytest.raises(UserError, match="has another casing than"):
+        convert_checkpoint.main(["average", *(str(tmp_path / name) for name in "abc")])

@@ -9,7 +9,11 @@ import pytest
 from conftest import read_json
 
 import inference
-from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
+from bert_recipe.checkpoint.sentence_folders import (
+    PROMPTS_FILE,
+    EmbeddingSettings,
+    sentence_files,
+)
 from bert_recipe.utils.errors import UserError
 
 
@@ -90,3 +94,29 @@ def test_folders_that_embed_in_another_way_are_refused(tmp_path, name, old, new,
     (tmp_path / name).write_text(text.replace(old, new))
     with pytest.raises(UserError, match=says):
         EmbeddingSettings.read(tmp_path)
+
+
+def test_the_files_of_modules_are_those_that_modules_json_names(tmp_path):
+    """Also in folders of other names; what lies beside is none, and nothing is outside."""
+    for name in ("pooling/config.json", "12_Normalize/config.json", "1_Pooling/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"pooling_mode": "cls"}')
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in (
+            ("Transformer", ""),
+            ("Pooling", "pooling"),
+            ("Normalize", "12_Normalize"),
+        )
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    found = [str(path.relative_to(tmp_path)) for path in sentence_files(tmp_path)]
+    assert found == ["12_Normalize/config.json", "modules.json", "pooling/config.json"]
+    settings = EmbeddingSettings.read(tmp_path)
+    assert (settings.pooling, settings.normalize) == ("first", True)
+    for path in ("../other", "/other"):
+        modules[1]["path"] = path
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        for read in (sentence_files, EmbeddingSettings.read):
+            with pytest.raises(UserError, match="is outside of the folder"):
+                read(tmp_path)
