@@ -27,7 +27,7 @@ STREAM = TokenStream.from_sequences([[2, 7, 9, 3], [2, 8, 3]])
 MODEL_CLASSES = [
     (config_class, model_class)
     for config_class, by_head in MODELS.items()
-    for model_class in {*by_head.values()}
+    for model_class in dict.fromkeys(by_head.values())
 ] + [
     (config_class, getattr(bert_recipe, config_class.__name__.replace("Config", "Model")))
     for config_class in MODELS
