@@ -67,20 +67,22 @@ def test_values_and_gradients_are_as_near_to_float64_as_those_of_torch(onednn, s
         assert distance(computed, expected) < max(3 * distance(usual, expected), 5e-7)
 
 
-@pytest.mark.parametrize("form", ["sequences", "transposed", "rows of a larger tensor", "no bias"])
+@pytest.mark.parametrize(
+    "form", ["sequences", "transposed", "columns of larger tensors", "no bias"]
+)
 def test_any_layout_of_the_operands_gives_the_same(onednn, form):
     hidden, weight, bias, _ = tensors(128, 256, 512)
     if form == "sequences":
         hidden = hidden.view(4, 32, 256)
     elif form == "transposed":
         hidden, weight = hidden.T.contiguous().T, weight.T.contiguous().T
-    elif form == "rows of a larger tensor":
-        hidden = torch.cat([hidden, hidden], dim=1)[:, :256]
+    elif form == "columns of larger tensors":
+        hidden, weight = (torch.cat([each, each], dim=1)[:, :256] for each in (hidden, weight))
     else:
         bias = None
     assert takes_onednn(hidden, weight)
     inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
-    grad = torch.ones(*hidden.shape[:-1], 512)
+    grad = torch.ones(()).expand(*hidden.shape[:-1], 512)
     computed, expected = gradients(linear, inputs, grad), gradients(F.linear, inputs, grad)
     for value, usual in zip(computed, expected, strict=True):
         torch.testing.assert_close(value, usual, rtol=1e-4, atol=1e-4)

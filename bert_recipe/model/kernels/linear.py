@@ -104,7 +104,7 @@ def takes_onednn(rows: Tensor, matrix: Tensor) -> bool:
 def linear(hidden: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """`F.linear`, in float32 by oneDNN where that is faster."""
     if takes_onednn(hidden, weight_OI):
-        return OneDnnLinear.apply(hidden, weight_OI, bias_O)
+        return OneDnnLinear.apply(hidden.contiguous(), dense(weight_OI), bias_O)
     return F.linear(hidden, weight_OI, bias_O)
 
 
@@ -117,17 +117,25 @@ def weight_gradient(grad_TO: Tensor, hidden_TI: Tensor) -> Tensor:
     is_blocked = len(narrow) >= MIN_BLOCKED_ROWS and narrow.shape[1] >= MIN_BLOCKED_WIDTH
     rows = BLOCK_ROWS if is_blocked else len(narrow)
     parts = (
-        product(narrow_part.T.contiguous(), wide_part.T)
+        product(narrow_part.T.contiguous(), wide_part.contiguous().T)
         for narrow_part, wide_part in zip(narrow.split(rows), wide.split(rows), strict=True)
     )
     total = next(parts)
     for part in parts:
         total += part
-    return total.T if is_wide else total
+    # A transposed view would be added to other gradients element by element.
+    return total.T.contiguous() if is_wide else total
+
+
+def dense(matrix: Tensor) -> Tensor:
+    """`matrix`, copied unless it or its transpose is contiguous."""
+    return matrix if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.contiguous()
 
 
 def product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`rows` @ `matrix`.T by oneDNN. It has no gradient."""
+    """`rows` @ `matrix`.T by oneDNN, without a gradient. Both are contiguous, or transposed views
+    of what is: oneDNN has no fast code for others, such as some columns of a tensor.
+    """
     return torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
 
 
