@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from bert_recipe.config import LoaderConfig
+from bert_recipe.model.kernels.linear import uses_onednn
 from bert_recipe.model.token_stream import IGNORED_LABEL, TOKEN_ARRAYS
 
 CPU_SIZES = 32  # see `stream_sizes`
@@ -39,7 +40,9 @@ class MicroBatchLimits:
     """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced
     sizes between a power of two and the next, so that filler is a small part of any stream. With
     None, streams are not filled. is_compiled: for a compiled model, whose graphs serve all sizes
-    from MIN_DYNAMIC_SIZE on, and have `max_seqlen` as a constant.
+    from MIN_DYNAMIC_SIZE on, and have `max_seqlen` as a constant. fills_sequences: whether the
+    number of sequences is rounded, too. In the last layer, first tokens come before the masked
+    ones, so that filler among them moves the dropout masks of the others.
     """
 
     tokens: int
@@ -48,6 +51,7 @@ class MicroBatchLimits:
     max_seqlen: int
     num_sizes: int | None = None
     is_compiled: bool = False
+    fills_sequences: bool = True
 
     @classmethod
     def of(
@@ -98,6 +102,8 @@ class MicroBatchLimits:
                 step = max(step, MIN_SIZE_STEP)
                 num_steps = -(-max(size, 1) // step)
                 padded.append(min(num_steps * step, limit))
+            if not self.fills_sequences:
+                padded[1] = sizes[1]
         if self.is_compiled:
             padded = [max(size, MIN_DYNAMIC_SIZE) for size in padded]
         return padded
@@ -105,9 +111,10 @@ class MicroBatchLimits:
 
 def stream_sizes(device: torch.device, dtype: torch.dtype) -> int | None:
     """MicroBatchLimits.num_sizes for a run: on a CPU, oneDNN builds a kernel for each new shape of
-    a 16-bit product, which takes longer than many products.
+    a product, which takes longer than many products, and half a megabyte.
     """
-    return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None
+    is_onednn = dtype != torch.float32 or uses_onednn()
+    return CPU_SIZES if device.type == "cpu" and is_onednn else None
 
 
 def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -208,6 +208,8 @@ def predict_batch(
     runtime: Runtime,
 ) -> Tensor:
     """The logits of the sequences `indices`, or of filler if there are none."""
+    if len(indices) == 1 and runtime.precision.dtype == torch.float32:
+        limits = replace(limits, num_sizes=None)  # for attention's path without a mask
     stream = filler_stream(dataset.stream_labels)
     if len(indices):
         stream = dataset.stream(indices)

@@ -67,13 +67,15 @@ class TrainingPlan:
             batch_size=batch_size or self.config.loader.batch_size,
             max_seq_length=self.data.task.max_sample_length,
         )
-        return MicroBatchLimits.of(
+        limits = MicroBatchLimits.of(
             loader,
             self.num_sizes,
             max(dataset.max_labelled_per_sample for dataset in datasets),
             max(dataset.max_sequences_per_sample for dataset in datasets),
             self.config.parallel.compiles,
         )
+        precision = self.config.precision
+        return replace(limits, fills_sequences=precision.amp or precision.pure_fp16)
 
     def build_trainer(self, runtime: Runtime) -> Trainer:
         torch.manual_seed(self.config.metadata.seed)

@@ -12,6 +12,7 @@ from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import StepLoader, batches_in_order, make_step_batch
 from bert_recipe.data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
 from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.model.kernels.linear import float32_linear
 from bert_recipe.model.token_stream import HOST_VALUES, TokenStream, to_device
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
@@ -144,15 +145,17 @@ def test_streams_without_fixed_sizes_tell_their_longest_sequence():
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "expected"),
+    ("device", "dtype", "onednn", "expected"),
     [
-        ("cpu", torch.bfloat16, CPU_SIZES),
-        ("cpu", torch.float32, None),
-        ("cuda", torch.bfloat16, None),
+        ("cpu", torch.bfloat16, False, CPU_SIZES),
+        ("cpu", torch.float32, False, None),
+        ("cpu", torch.float32, True, CPU_SIZES),
+        ("cuda", torch.bfloat16, False, None),
     ],
 )
-def test_sizes_are_rounded_for_16_bits_on_a_cpu(device, dtype, expected):
-    assert stream_sizes(torch.device(device), dtype) == expected
+def test_sizes_are_rounded_for_products_of_onednn(device, dtype, onednn, expected):
+    with float32_linear(onednn):
+        assert stream_sizes(torch.device(device), dtype) == expected
 
 
 def test_rank_without_sequences_fills_its_step_with_filler():
