@@ -5,12 +5,12 @@ it, the trainers of transformers and sentence-transformers as they come, and tf-
     python3 benchmarks/fine_tuning_defaults.py --data SHARED_DATA --model minilm=FOLDER \\
         --tables sentiment authors --rows 300 1000 --contestants default trainer tf-idf 16:1e-4:5
 
-A contestant is `default` (no flag but the files), `B:R:E` (this project with batches of B, the peak
-rate R and E epochs), `trainer` (batches of 8, 5e-5, 3 epochs, no warmup) or `tf-idf` (of words,
-with scikit-learn's logistic regression or ridge; for pairs to find, its cosines). A seed draws the
-training rows, and is that of the run; the rows to score are the same in all runs. Every run goes
-into the result file as it ends; rerun the command to continue. SHARED_DATA has the folders glue,
-squad and books; --entities the files of WNUT 2017.
+A contestant is `default` (no flag but the files), `frozen` (--frozen-encoder), `B:R:E` (this
+project with batches of B, the peak rate R and E epochs), `trainer` (batches of 8, 5e-5, 3 epochs,
+no warmup) or `tf-idf` (of words, with scikit-learn's logistic regression or ridge; for pairs to
+find, its cosines). A seed draws the training rows, and is that of the run; the rows to score are
+the same in all runs. Every run goes into the result file as it ends; rerun the command to continue.
+SHARED_DATA has the folders glue, squad and books; --entities the files of WNUT 2017.
 """
 
 import contextlib
@@ -244,7 +244,9 @@ def run_project(
             words += ["--text-column", "text"]
             if "label" in rows[0]:
                 words += ["--label-column", "label"]
-        if case.contestant != "default":
+        if case.contestant == "frozen":
+            words.append("--frozen-encoder")
+        elif case.contestant != "default":
             batch, rate, epochs = case.contestant.split(":")
             words += ["--train-batch-size", batch, "--learning-rate", rate, "--epochs", epochs]
         output = io.StringIO()
@@ -260,13 +262,10 @@ def run_project(
             kept = ("--learning-rate", GLOBAL_BATCH, "--max-steps", "--epochs")
             result["chosen"] = {key: value for key, value in record[name].items() if key in kept}
         result["loss"] = last_loss(run.parent / "report.json")
-        predictions = run.parent / "eval_predictions.tsv"
+        predictions = run.parent / f"eval_predictions.{table.ending}"
         if table.metric == "accuracy":
             with predictions.open(encoding="utf-8", newline="") as file:
-                pairs = [
-                    (row["label"], row["prediction"])
-                    for row in csv.DictReader(file, delimiter="\t")
-                ]
+                pairs = [(row["label"], row["prediction"]) for row in csv.DictReader(file)]
             result["right"] = "".join("01"[label == other] for label, other in pairs)
         return result
 

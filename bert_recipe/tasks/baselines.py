@@ -137,6 +137,21 @@ def once(compute: Callable[[], Baselines]) -> Callable[[], Baselines | None]:
     return baselines
 
 
+def constant_loss(
+    share_C: np.ndarray, weight_C: np.ndarray | None = None, smoothing: float = 0.0
+) -> float:
+    """The least mean cross-entropy of outputs that are the same for all samples.
+
+    share_C: of the samples, by class.
+    weight_C, smoothing: see torch.nn.functional.cross_entropy.
+    """
+    mass_C = (1 - smoothing) * share_C + smoothing / len(share_C)
+    if weight_C is not None:
+        mass_C = mass_C * weight_C
+    positive = mass_C[mass_C > 0]
+    return float(-(positive * np.log(positive / positive.sum())).sum())
+
+
 def percent(value: float | None) -> str:
     return "not defined" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 

@@ -102,6 +102,18 @@ class Task(Protocol):
         return None
 
     @property
+    def guessing_loss(self) -> float | None:
+        """The least loss of a model that gives all samples the same output, once the training data
+        is open; None if the task does not say.
+        """
+        return None
+
+    @property
+    def advice(self) -> str:
+        """What to try if the model has learnt nothing."""
+        return "more updates, or another --learning-rate"
+
+    @property
     def result_files(self) -> tuple[str, ...]:
         """Names of all files that it may write to the run's folder."""
         return ()
@@ -306,7 +318,6 @@ class FineTuningTask(Task, Protocol):
 
     @property
     def advice(self) -> str:
-        """What to try if the model has learnt nothing."""
         return "more --epochs, a smaller --train-batch-size or another --learning-rate"
 
     @property

@@ -35,6 +35,7 @@ from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.evaluation import Evaluator
 from bert_recipe.training.evaluation_callback import Evaluations
+from bert_recipe.training.guessing import GuessingLoss
 from bert_recipe.training.head_first import (
     HeadFirst,
     begins_with_head,
@@ -207,6 +208,8 @@ def build_trainer(
     state.evaluated_step = None if best is None else best.evaluated_step
     stopwatch = Stopwatch(runtime.device, enabled=trainer_config.benchmark)
     callbacks = make_callbacks(state, evaluator, best, stopwatch, trainer_config, runtime)
+    if task.guessing_loss is not None and not trainer_config.benchmark:
+        callbacks.append(GuessingLoss(task, task.guessing_loss, trainer_config, runtime))
     if state.encoder_start is None:
         callbacks = [HeadFirst(task, state, trainer_config, runtime, train_encoder), *callbacks]
     return Trainer(

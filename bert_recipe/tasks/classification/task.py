@@ -21,7 +21,7 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
-from bert_recipe.tasks.baselines import once
+from bert_recipe.tasks.baselines import constant_loss, once
 from bert_recipe.tasks.classification.baselines import LabelledTexts, class_baselines
 from bert_recipe.tasks.classification.files import Examples, read_examples
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
@@ -81,6 +81,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         ones [2C].
     reading: how the files are read.
     baseline_rows: what the baselines learn from, of the training file.
+    guessing_loss: see Task.
     frozen: of an encoder that is not trained, for which a classifier is fitted, or None.
     """
 
@@ -96,6 +97,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     reading: ReadingOptions = DEFAULT_READING
     split: Split | None = None
     baseline_rows: LabelledTexts | None = field(default=None, compare=False, repr=False)
+    guessing_loss: float | None = None
     frozen: FrozenEncoder | None = field(default=None, compare=False, repr=False)
 
     logits_axis = "sequence"
@@ -188,6 +190,22 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         loss, correct = summed_cross_entropy(logits_NC, labels_N, weights, self.label_smoothing)
         return {"loss": loss, "correct": correct}
 
+    def loss_of_guessing(self, values: np.ndarray) -> float:
+        """The task's `guessing_loss` for the labels `values` (see `label_values`)."""
+        weights = np.array(self.class_weights) if self.class_weights else None
+        if self.spec.negatives:
+            share = float(np.mean(values > 0))
+            return constant_loss(np.array([1 - share, share]))
+        if self.spec.regression:
+            return float(np.var(values))
+        if self.multi_label:
+            present_C = values.mean(axis=0)
+            shares_C2 = np.stack([1 - present_C, present_C], axis=1)
+            weights_C2 = [None] * len(shares_C2) if weights is None else weights.reshape(2, -1).T
+            return float(np.mean(list(map(constant_loss, shares_C2, weights_C2))))
+        share_C = np.bincount(values, minlength=len(self.spec.labels)) / len(values)
+        return constant_loss(share_C, weights, self.label_smoothing)
+
     def number_loss(self, numbers_N: Tensor, micro_batch: MicroBatch) -> Tensor:
         """Squared error, or of a reranker's logits binary cross-entropy."""
         is_real_N = micro_batch["labels"] != IGNORED_LABEL
@@ -214,6 +232,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         warn_of_doubtful(examples, task.spec)
         if self.balanced:
             task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
+        task = replace(task, guessing_loss=task.loss_of_guessing(values))
         if self.baseline and self.eval_files:
             num_classes = max(1, len(task.spec.labels))
             task = replace(task, baseline_rows=LabelledTexts.draw(examples, values, num_classes))

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
-from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
-from bert_recipe.tasks.baselines import once
+from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
+from bert_recipe.tasks.baselines import constant_loss, once
 from bert_recipe.tasks.labels import check_spelling
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.ner.baselines import WordTags, tag_baselines
@@ -63,7 +63,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
     labels. label_all_tokens: not only the first one of each word, as learnt from texts, and from
     words of scripts without spaces. form: of the files, once it is known. word_tags_of_training:
-    what the baseline learns from.
+    what the baseline learns from. guessing_loss: see Task.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH
@@ -76,6 +76,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     columns: SentenceColumns = FOUND_COLUMNS
     label_all_tokens: bool = False
     form: SentenceForm | None = None
+    guessing_loss: float | None = None
     word_tags_of_training: WordTags | None = field(default=None, compare=False, repr=False)
 
     name = "ner"
@@ -159,6 +160,10 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             sentences = list(itertools.compress(sentences, ~self.held_out(sentences, self.split)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
         warn_of_unreachable(path, dataset)
+        tag_ids = dataset.labels["tags"]
+        counts = np.bincount(tag_ids[tag_ids != IGNORED_LABEL], minlength=len(labels))
+        guessing_loss = constant_loss(counts / counts.sum(), smoothing=self.label_smoothing)
+        task = replace(task, guessing_loss=guessing_loss)
         if self.baseline and self.scored_files:
             task = replace(task, word_tags_of_training=WordTags.draw(dataset))
         return task, dataset
