@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_recipe.config import OptimizerConfig
+from bert_recipe.model.kernels.linear import linear, takes_onednn
 from bert_recipe.optimization.fused_adam import FusedAdam
 from bert_recipe.optimization.ownership import Owners, joined
 from bert_recipe.optimization.protocol import (
@@ -233,12 +234,12 @@ def orthogonalize(matrices: Tensor, product_dtype: torch.dtype = torch.float32) 
     x = x.to(product_dtype)
     is_exact = product_dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     if is_exact and x.shape[2] > 2 * x.shape[1]:
-        x = polar_polynomial(x @ x.mT) @ x
+        x = products(polar_polynomial(products(x, x.mT)), x)
     else:
         for a, b, c in POLAR_EXPRESS:
-            gram = x @ x.mT
+            gram = products(x, x.mT)
             # a x + (b gram + c gram^2) x
-            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+            x = add_products(x, add_products(gram, gram, gram, b, c), x, a)
     return (x.mT if is_tall else x).float()
 
 
@@ -246,17 +247,31 @@ def polar_polynomial(gram: Tensor) -> Tensor:
     """P [k, rows, rows] with P x = the result of POLAR_EXPRESS for x of `gram` = x x'."""
     product = factor = polynomial(gram, *POLAR_EXPRESS[0])
     for coefficients in POLAR_EXPRESS[1:]:
-        gram = factor @ gram @ factor  # that of factor @ x
+        gram = products(products(factor, gram), factor)  # that of factor @ x
         factor = polynomial(gram, *coefficients)
-        product = factor @ product
+        product = products(factor, product)
     return product
 
 
 def polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     """a + b gram + c gram^2 [k, rows, rows]."""
-    result = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    result = add_products(gram, gram, gram, b, c)
     result.diagonal(dim1=1, dim2=2).add_(a)
     return result
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of each matrix [k, rows, columns]."""
+    if not takes_onednn(a[0], b[0].mT):
+        return a @ b
+    return torch.stack([linear(left, right.mT) for left, right in zip(a, b, strict=True)])
+
+
+def add_products(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float = 1.0) -> Tensor:
+    """beta x + alpha a @ b of each matrix [k, rows, columns]."""
+    if not takes_onednn(a[0], b[0].mT):
+        return torch.baddbmm(x, a, b, beta=beta, alpha=alpha)
+    return products(a, b).mul_(alpha).add_(x, alpha=beta)
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:

@@ -20,6 +20,7 @@ from bert_recipe.model.kernels.linear import (
 )
 from bert_recipe.model.kernels.packed_linear import PackedLinear
 from bert_recipe.model.loss import linear_cross_entropy
+from bert_recipe.optimization.muon import orthogonalize
 from bert_recipe.training import setup
 from bert_recipe.training.setup import chooses_onednn
 from bert_recipe.utils.device import cpu_maker
@@ -130,6 +131,15 @@ def test_the_masked_token_head_has_the_loss_and_the_gradients_of_torch(onednn):
     )
     for value, expected in zip(computed, exact, strict=True):
         assert distance(value, expected) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(2, 256, 384), (2, 640, 224), (1, 256, 640)])
+def test_matrices_of_muon_are_orthogonalized_as_by_torch(onednn, shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    computed = orthogonalize(matrices)
+    with float32_linear(False):
+        expected = orthogonalize(matrices)
+    assert 0 < distance(computed, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
