@@ -351,7 +351,14 @@ def test_labels_of_equal_value_in_another_file_are_the_same(tmp_path, known, wri
 
 
 @pytest.mark.parametrize(
-    "codes", [("1.1", "1.10"), ("250.0", "250.00", "250.11"), ("007", "7"), ("V30.0", "V30.00")]
+    "codes",
+    [
+        ("1.1", "1.10"),
+        ("250.0", "250.00", "250.11"),
+        ("250.0", "250", "250.11"),
+        ("007", "7"),
+        ("V30.0", "V30.00"),
+    ],
 )
 def test_codes_are_text(tmp_path, codes, capsys):
     """Of a training file, and in another one, where a code that is not known is an error."""
