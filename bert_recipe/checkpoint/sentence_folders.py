@@ -4,12 +4,14 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, list_of, read_json
+
+# --help does not wait for packages that functions import.
+if TYPE_CHECKING:
+    import numpy as np
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
 # text-embeddings-inference wants a value for each of these.
@@ -177,11 +179,12 @@ def module_paths(folder: Path) -> dict[str, str]:
 
 
 def classifier_files(
-    settings: EmbeddingSettings, weight_CE: np.ndarray, bias_C: np.ndarray, max_seq_length: int
+    settings: EmbeddingSettings, weight_CE: "np.ndarray", bias_C: "np.ndarray", max_seq_length: int
 ) -> dict[str, bytes]:
     """The files of sentence-transformers whose last modules are a LayerNorm without weights and a
     linear classifier with these, by name. LayerNorm takes the place of a normalization.
     """
+    import numpy as np
     from safetensors.numpy import save
 
     num_classes, hidden_size = weight_CE.shape
@@ -205,7 +208,7 @@ def classifier_files(
     return files
 
 
-def read_classifier(folder: Path) -> tuple[EmbeddingSettings, np.ndarray, np.ndarray] | None:
+def read_classifier(folder: Path) -> "tuple[EmbeddingSettings, np.ndarray, np.ndarray] | None":
     """How a folder with the files of `classifier_files` embeds texts, and the weights [C, E] and
     biases [C] of its classifier; None if it has none.
     """

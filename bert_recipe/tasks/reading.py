@@ -2,8 +2,10 @@
 
 import argparse
 import codecs
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.command_line import option
@@ -92,3 +94,14 @@ class NumberReadingOptions(ReadingOptions):
 
 
 DEFAULT_READING = ReadingOptions()
+
+
+def read_group(value: Any, column: str) -> str:
+    """The group of a row. Raises ValueError if it has none."""
+    text = "" if value is None else str(value).strip()
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if text == "" or is_nan or isinstance(value, list | dict):
+        raise ValueError(
+            f"{column!r} is {value!r}, expected the name of the row's group, such as its document"
+        )
+    return text

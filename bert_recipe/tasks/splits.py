@@ -1,10 +1,8 @@
 """Samples for development taken from the training file: a share of it, or folds in turn."""
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -147,14 +145,3 @@ def divide_groups(
     if not (part_of_group == 0).any():  # of a small share
         part_of_group[sizes_G.argmin()] = 0
     return part_of_group
-
-
-def read_group(value: Any, column: str) -> str:
-    """The group of a row. Raises ValueError if it has none."""
-    text = "" if value is None else str(value).strip()
-    is_nan = isinstance(value, float) and math.isnan(value)
-    if text == "" or is_nan or isinstance(value, list | dict):
-        raise ValueError(
-            f"{column!r} is {value!r}, expected the name of the row's group, such as its document"
-        )
-    return text

@@ -15,8 +15,7 @@ import numpy as np
 
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
-from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
-from bert_recipe.tasks.splits import read_group
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions, read_group
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bert_recipe.tasks.ner.tags import PREFIXED, TagForm, types_of
-from bert_recipe.tasks.splits import read_group
+from bert_recipe.tasks.reading import read_group
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.text_files import TextFile

@@ -10,8 +10,7 @@ from typing import Any
 from bert_recipe.tasks.doubtful_rows import warn_of_contradictions
 from bert_recipe.tasks.ner.columns import Layouts, SentenceColumns, find_layouts, read_columns
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, to_iob2
-from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
-from bert_recipe.tasks.splits import read_group
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions, read_group
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.known_tools import LABEL_STUDIO, OTHER_TOOLS
