@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, MANIFEST_FILE, MODEL_FILE
@@ -239,7 +238,8 @@ def whole_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     shapes = checkpoint_shapes(model)
     tensors = {}
     for name, parameter in model.named_parameters():
-        is_shard = isinstance(parameter, DTensor) or hasattr(parameter, "ds_shape")
+        # Of FSDP2 (DTensor, whose module takes a second to import) or of DeepSpeed.
+        is_shard = hasattr(parameter, "placements") or hasattr(parameter, "ds_shape")
         if is_shard or parameter.is_meta:
             raise UserError(f"{name} is not whole: gather the weights of the model, then save it")
         rows = parameter.detach()[: shapes[name][0]] if shapes[name] else parameter.detach()

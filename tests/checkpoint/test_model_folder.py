@@ -170,7 +170,7 @@ def test_seeds_share_the_folder_of_their_starting_weights(tmp_path):
         from_pretrained_params=source,
     )
     runtime = Runtime(torch.device("cpu"), Precision())
-    starts = find_starts(config, ["seed-1", "seed-2"], PretrainingTask(), runtime)
+    starts = find_starts(config, ["seed-1", "seed-2"], PretrainingTask(), runtime, benchmark=False)
     first, second = starts.values()
     assert first.config != second.config
     assert first.weights is second.weights is not None
