@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,6 +36,7 @@ import run_ner
 import run_squad
 from benchmarks.common.results import CPU, RESULTS, benchmark_parser, machine_info
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
+from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
@@ -60,6 +62,7 @@ TRAITS = {
 PASSAGE = 300  # characters
 
 Row = dict[str, Any]
+TODAY = "32:2.4e-5:3"  # NVIDIA's values, which were the defaults until commit 249ca2c9
 VECTOR_PROGRAMS = (run_glue, run_embeddings)  # with texts that tf-idf can tell apart
 
 
@@ -499,6 +502,64 @@ def run_sentence_transformers(
     return {"loss": round(trained.training_loss, 4), "score": score}
 
 
+def mean_score(runs: Sequence[Row]) -> float:
+    return float(np.mean([run["score"] for run in runs]))
+
+
+def shown_score(runs: Sequence[Row]) -> str:
+    """Mean score in percent, and the mean of the last training losses."""
+    if not runs:
+        return ""
+    text = f"{100 * mean_score(runs):.1f}"
+    losses = [run["loss"] for run in runs if run.get("loss") is not None]
+    return f"{text} ({np.mean(losses):.3f})" if losses else text
+
+
+def shown_difference(runs: Sequence[Row], others: Sequence[Row]) -> str:
+    """Mean difference of the runs of equal seeds in points with its 95% interval: over the scored
+    rows where it is known which are right, else over the seeds.
+    """
+    other_of = {run["seed"]: run for run in others}
+    pairs = [(run, other_of[run["seed"]]) for run in runs if run["seed"] in other_of]
+    if not pairs:
+        return ""
+    differences = np.array([run["score"] - other["score"] for run, other in pairs])
+    text = f"{100 * differences.mean():+.1f}"
+    if all("right" in run for pair in pairs for run in pair):
+        right = np.array([[[*map(int, run["right"])] for run in pair] for pair in pairs])
+        rows = (right[:, 0] - right[:, 1]).mean(axis=0)  # a mean over the seeds, of each row
+        half = 1.96 * rows.std(ddof=1) / np.sqrt(len(rows))
+    elif len(pairs) > 1:
+        deviation = differences.std(ddof=1) / np.sqrt(len(pairs))
+        half = stats.t.ppf(0.975, len(pairs) - 1) * deviation
+    else:
+        return f"{text} (one seed)"
+    return f"{text} ± {100 * half:.1f}"
+
+
+def markdown(result: Row) -> str:
+    """The table of a result file: score and last training loss of each contestant."""
+    groups: dict[tuple, dict[str, list[Row]]] = {}
+    for run in result["runs"]:
+        key = (run["table"], run["num_rows"], run["model"])
+        groups.setdefault(key, {}).setdefault(run["contestant"], []).append(run)
+    lines = []
+    for key, found in groups.items():
+        ours = found.get("default", [])
+        others = [found.get(name, []) for name in ("trainer", "tf-idf", TODAY)]
+        lines.append(
+            [
+                *map(str, key),
+                str(len(ours)),
+                shown_score(ours),
+                *map(shown_score, others),
+                *(shown_difference(ours, other) for other in others[:2]),
+            ]
+        )
+    header = ["table", "rows", "model", "seeds", "as it comes", "Trainer", "tf-idf", TODAY]
+    return markdown_table([*header, "beside the Trainer", "beside tf-idf"], lines)
+
+
 def cases_of(args: Any) -> Iterator[Case]:
     for table in args.tables:
         for num_rows in args.rows:
@@ -511,26 +572,31 @@ def cases_of(args: Any) -> Iterator[Case]:
 def main() -> None:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder with glue, squad and books")
+    runs = "--show" not in sys.argv
+    add("--data", type=Path, required=runs, help="folder with glue, squad and books")
     add("--entities", type=Path, help="folder of WNUT 2017")
-    add("--model", action="append", required=True, help="NAME=FOLDER; may be repeated")
-    add("--tables", nargs="+", required=True)
-    add("--rows", nargs="+", type=int, required=True)
-    add("--contestants", nargs="+", required=True)
+    add("--model", action="append", required=runs, help="NAME=FOLDER; may be repeated")
+    add("--tables", nargs="+", required=runs)
+    add("--rows", nargs="+", type=int, required=runs)
+    add("--contestants", nargs="+", required=runs)
     add("--seed", type=int, default=1, help="the first seed")
     add("--num-seeds", type=int, default=3)
     add("--max-seq-length", type=int, default=128)
     add("--scored", type=int, default=600, help="rows to score, at most")
-    add("--flags", default="", help="more flags of this project's programs, in one word")
+    add("--flags", default="none", help="more flags of this project's programs, in one word")
+    add("--show", action="store_true", help="print the table of the result file, and exit")
     args = parser.parse_args()
-    models = dict(name.split("=", 1) for name in args.model)
     path = args.output or RESULTS / "fine_tuning_defaults.json"
     result: Row = {"machine_info": machine_info(CPU), "runs": []}
     if path.is_file():
         result = read_json(path, "results")
+    if args.show:
+        print_line(markdown(result))
+        return
+    models = dict(name.split("=", 1) for name in args.model)
     done = {tuple(run[name] for name in KEYS): run for run in result["runs"]}
     for case in cases_of(args):
-        flags = args.flags.split()
+        flags = [] if args.flags == "none" else args.flags.split()
         key = (*vars(case).values(), args.max_seq_length, args.flags)
         if key in done:
             continue

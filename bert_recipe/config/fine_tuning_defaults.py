@@ -45,7 +45,7 @@ def fine_tuning_defaults(
     on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
     Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
     as many epochs as make 250 updates, at least 3 and at most 20. From 5,000 rows on batches of 32
-    and 3 epochs.
+    and 3 epochs. From random weights batches of 32.
 
     SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
 
@@ -56,7 +56,10 @@ def fine_tuning_defaults(
     from_random_weights: whether nothing is pre-trained.
     """
     has_many_rows = num_rows >= MANY_ROWS
-    batch_size = LARGEST_BATCH if has_many_rows else min(FEW_ROWS_BATCH, num_rows)
+    batch_size = FEW_ROWS_BATCH
+    if has_many_rows or from_random_weights:
+        batch_size = LARGEST_BATCH
+    batch_size = min(batch_size, num_rows)
     epochs = math.ceil(MIN_UPDATES * batch_size / num_rows)
     epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
     if kind == "questions" and has_many_rows:
