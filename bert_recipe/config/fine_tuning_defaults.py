@@ -8,7 +8,7 @@ from dataclasses import dataclass
 BY_RULE = "by the model and the rows"  # what --help shows as the default
 WARMUP_PROPORTION = 0.1
 REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large on GLUE
-WIDTH_POWER = 1.5
+WIDTH_POWER = 1.75
 LAMB_RATE = 2e-3
 RANDOM_WEIGHTS_FACTOR = 2.0
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
@@ -33,7 +33,7 @@ def fine_tuning_defaults(
 ) -> FineTuningDefaults:
     """The values for a run.
 
-    Rate: 2.4e-5 * (1024 / width)^1.5 for AdamW, Muon and NorMuon, whose updates have one size, and
+    Rate: 2.4e-5 * (1024 / width)^1.75 for AdamW, Muon and NorMuon, whose updates have one size, and
     2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights. Rates
     for one quality of training fall at least as 1 / width (Yang et al., 2022, "Tensor Programs V");
     wider encoders are also deeper, and their published rates fall faster: 2.4e-5 for BERT-large
