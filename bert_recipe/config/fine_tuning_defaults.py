@@ -11,6 +11,7 @@ REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large o
 WIDTH_POWER = 1.75
 LAMB_RATE = 2e-3
 RANDOM_WEIGHTS_FACTOR = 2.0
+WORDS_FACTOR = 2.0
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
 MIN_UPDATES = 250
@@ -34,11 +35,11 @@ def fine_tuning_defaults(
     """The values for a run.
 
     Rate: 2.4e-5 * (1024 / width)^1.75 for AdamW, Muon and NorMuon, whose updates have one size, and
-    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights. Rates
-    for one quality of training fall at least as 1 / width (Yang et al., 2022, "Tensor Programs V");
-    wider encoders are also deeper, and their published rates fall faster: 2.4e-5 for BERT-large
-    (NVIDIA), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019), 5e-5 to 3e-4 for narrower ones (Turc
-    et al., 2019).
+    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights, and
+    for tags of words, most of which are O. The best rate falls as 1 / width (Yang et al., 2022,
+    "Tensor Programs V"); wider encoders are also deeper, and published rates fall faster: up to
+    3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019),
+    2.4e-5 for BERT-large (NVIDIA). The power is fitted (docs/fine_tuning.md).
 
     Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
@@ -69,6 +70,8 @@ def fine_tuning_defaults(
         rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
     if from_random_weights:
         rate *= RANDOM_WEIGHTS_FACTOR
+    elif kind == "words":
+        rate *= WORDS_FACTOR
     return FineTuningDefaults(two_digits(rate), batch_size, epochs)
 
 
