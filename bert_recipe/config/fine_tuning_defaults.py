@@ -11,10 +11,11 @@ REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large o
 WIDTH_POWER = 1.75
 LAMB_RATE = 2e-3
 RANDOM_WEIGHTS_FACTOR = 2.0
-WORDS_FACTOR = 2.0
+WORDS_FACTOR = 2  # of the rate and of the updates
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
-MIN_UPDATES, MIN_UPDATES_OF_WORDS = 150, 300
+MIN_UPDATES = 150
+MIN_TRAVEL = 0.02  # rate times updates: about how far Adam moves a weight
 EPOCHS, MAX_EPOCHS = 3, 20
 SQUAD_RATE = 5e-5  # NVIDIA's recipe, for many questions
 
@@ -45,9 +46,9 @@ def fine_tuning_defaults(
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
     on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
     Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
-    as many epochs as make 150 updates, of tags 300, at least 3 and at most 20: twice as many are
-    not better for texts. From 5,000 rows on batches of 32 and 3 epochs. From random weights batches
-    of 32.
+    as many epochs as make 150 updates, and more where the rate is lower, so that their product is
+    0.02; twice as many for tags; at least 3 epochs and at most 20. From 5,000 rows on batches of 32
+    and 3 epochs. From random weights batches of 32.
 
     SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
 
@@ -62,18 +63,21 @@ def fine_tuning_defaults(
     if has_many_rows or from_random_weights:
         batch_size = LARGEST_BATCH
     batch_size = min(batch_size, num_rows)
-    min_updates = MIN_UPDATES_OF_WORDS if kind == "words" else MIN_UPDATES
-    epochs = math.ceil(min_updates * batch_size / num_rows)
-    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
-    if kind == "questions" and has_many_rows:
-        return FineTuningDefaults(SQUAD_RATE, batch_size, epochs)
     rate = LAMB_RATE
     if "lamb" not in optimizer.lower():
         rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
+    updates = max(MIN_UPDATES, MIN_TRAVEL / rate)
+    if kind == "words":
+        updates *= WORDS_FACTOR
+        rate *= WORDS_FACTOR
     if from_random_weights:
         rate *= RANDOM_WEIGHTS_FACTOR
-    elif kind == "words":
-        rate *= WORDS_FACTOR
+    epochs = math.ceil(updates * batch_size / num_rows)
+    if has_many_rows:
+        epochs = EPOCHS
+        if kind == "questions":
+            rate = SQUAD_RATE
+    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
     return FineTuningDefaults(two_digits(rate), batch_size, epochs)
 
 
