@@ -82,8 +82,8 @@ if [[ -z $updates ]]; then # of a new run: they follow from the speed
   log_file=''
   rm -f -- "$out_dir/speed.json"
   set_batch_flags "$micro_batch" 1
-  launch "$processes" "$root/run_pretraining.py" "${batch_flags[@]}" --batch-size "$micro_batch" --max-steps 30 \
-    --benchmark --benchmark-warmup-steps 10 --benchmark-steps 20 --report-file "$out_dir/speed.json" "${shared_flags[@]}" \
+  launch "$processes" "$root/run_pretraining.py" "${batch_flags[@]}" --batch-size "$micro_batch" --max-steps 10 \
+    --benchmark --benchmark-warmup-steps 3 --benchmark-steps 7 --report-file "$out_dir/speed.json" "${shared_flags[@]}" \
     >"$out_dir/speed.log"
 fi
 updates=$(python3 "${plan[@]}" --speed-report "$out_dir/speed.json" --samples "$samples/training")

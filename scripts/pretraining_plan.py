@@ -152,9 +152,10 @@ def plan_updates(plan: dict[str, Any], report: Path, samples: Path) -> dict[str,
 def describe(plan: dict[str, Any]) -> str:
     minutes = plan["updates"] * plan["batch"] * plan["length"] / plan["tokens_per_second"] / 60
     return (
-        f"plan: {plan['config']}, {plan['vocabulary']:,} words; {plan['updates']:,} updates of "
-        f"{plan['batch']} x {plan['length']} tokens with NorMuon at {plan['learning_rate']:g}, "
-        f"about {minutes:.0f} minutes at {plan['tokens_per_second']:,} tokens/s; the text's "
+        f"plan: {plan['config']}, at most {plan['vocabulary']:,} words; {plan['updates']:,} "
+        f"updates of {plan['batch']} x {plan['length']} tokens with NorMuon at "
+        f"{plan['learning_rate']:g}, about {minutes:.0f} minutes at "
+        f"{plan['tokens_per_second']:,} tokens/s; the text's "
         f"{plan['tokens']:,} tokens are read {plan['epochs']:g} times"
     )
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 BY_RULE = "by the model and the rows"  # what --help shows as the default
 WARMUP_PROPORTION = 0.1
 REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large on GLUE
-WIDTH_POWER = 1.75
+WIDTH_POWER = 1.5
 LAMB_RATE = 2e-3
 RANDOM_WEIGHTS_FACTOR = 2.0
-WORDS_FACTOR = 2  # of the rate and of the updates
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
-MIN_UPDATES = 150
-MIN_TRAVEL = 0.02  # rate times updates: about how far Adam moves a weight
+MIN_UPDATES = 250
 EPOCHS, MAX_EPOCHS = 3, 20
 SQUAD_RATE = 5e-5  # NVIDIA's recipe, for many questions
 
@@ -35,20 +33,19 @@ def fine_tuning_defaults(
 ) -> FineTuningDefaults:
     """The values for a run.
 
-    Rate: 2.4e-5 * (1024 / width)^1.75 for AdamW, Muon and NorMuon, whose updates have one size, and
-    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights, and
-    for tags of words, most of which are O. The best rate falls as 1 / width (Yang et al., 2022,
-    "Tensor Programs V"); wider encoders are also deeper, and published rates fall faster: up to
-    3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019),
-    2.4e-5 for BERT-large (NVIDIA). The power is fitted (docs/fine_tuning.md).
+    Rate: 2.4e-5 * (1024 / width)^1.5 for AdamW, Muon and NorMuon, whose updates have one size, and
+    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights. Rates
+    for one quality of training fall at least as 1 / width (Yang et al., 2022, "Tensor Programs V");
+    wider encoders are also deeper, and their published rates fall faster: 2.4e-5 for BERT-large
+    (NVIDIA), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019), 5e-5 to 3e-4 for narrower ones (Turc
+    et al., 2019).
 
     Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
     on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
     Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
-    as many epochs as make 150 updates, and more where the rate is lower, so that their product is
-    0.02; twice as many for tags; at least 3 epochs and at most 20. From 5,000 rows on batches of 32
-    and 3 epochs. From random weights batches of 32.
+    as many epochs as make 250 updates, at least 3 and at most 20. From 5,000 rows on batches of 32
+    and 3 epochs.
 
     SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
 
@@ -59,25 +56,16 @@ def fine_tuning_defaults(
     from_random_weights: whether nothing is pre-trained.
     """
     has_many_rows = num_rows >= MANY_ROWS
-    batch_size = FEW_ROWS_BATCH
-    if has_many_rows or from_random_weights:
-        batch_size = LARGEST_BATCH
-    batch_size = min(batch_size, num_rows)
+    batch_size = LARGEST_BATCH if has_many_rows else min(FEW_ROWS_BATCH, num_rows)
+    epochs = math.ceil(MIN_UPDATES * batch_size / num_rows)
+    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
+    if kind == "questions" and has_many_rows:
+        return FineTuningDefaults(SQUAD_RATE, batch_size, epochs)
     rate = LAMB_RATE
     if "lamb" not in optimizer.lower():
         rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
-    updates = max(MIN_UPDATES, MIN_TRAVEL / rate)
-    if kind == "words":
-        updates *= WORDS_FACTOR
-        rate *= WORDS_FACTOR
     if from_random_weights:
         rate *= RANDOM_WEIGHTS_FACTOR
-    epochs = math.ceil(updates * batch_size / num_rows)
-    if has_many_rows:
-        epochs = EPOCHS
-        if kind == "questions":
-            rate = SQUAD_RATE
-    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
     return FineTuningDefaults(two_digits(rate), batch_size, epochs)
 
 

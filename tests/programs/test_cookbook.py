@@ -148,7 +148,7 @@ def test_train_on_my_own_table(folder, capsys):
 
 
 def test_pre_train_on_my_language(folder, capsys):
-    run_recipe("How do I pre-train on my language?")
+    run_recipe("When do I take BERT with LAMB in two phases?")
     assert (
         folder / "german" / "results" / "custom" / "phase2" / "2" / "model.safetensors"
     ).is_file()

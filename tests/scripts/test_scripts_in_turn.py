@@ -110,3 +110,13 @@ def test_the_printed_command_of_another_recipe_is_one_that_the_script_takes(chec
     start(checkout, refused.stderr.partition("bash scripts/")[2])
     expected = f"config_file=bert_configs/{LARGE}.json max_steps=-1 warmup_proportion=0.1"
     assert_flags(checkout, f"{expected} processes=8 tasks=train+eval vocab={VOCAB}")
+
+
+@pytest.mark.parametrize("script", ["run_pretraining.sh", "run_modernbert.sh"])
+def test_a_benchmark_among_the_extra_flags_measures_both_phases(checkout, script):
+    start(checkout, script, EXTRA_ARGS="--benchmark", FAKE_STOPS_EARLY="1")
+    assert_flags(
+        checkout,
+        "phase1=True benchmark=True",
+        "phase2=True benchmark=True from_phase1_final_params=None",
+    )
