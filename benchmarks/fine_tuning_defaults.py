@@ -20,12 +20,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,183 +34,15 @@ import run_embeddings
 import run_glue
 import run_ner
 import run_squad
+from benchmarks.common.fine_tuning_tables import Row, Table, drawn, make_table, write_rows
 from benchmarks.common.results import CPU, RESULTS, benchmark_parser, machine_info
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
+from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
-SIX = {
-    "Austen": ("pride-and-prejudice", "sense-and-sensibility"),
-    "Dickens": ("bleak-house", "great-expectations"),
-    "Twain": ("adventures-of-huckleberry-finn", "the-adventures-of-tom-sawyer"),
-    "Tolstoy": ("anna-karenina", "war-and-peace"),
-    "Dostoevsky": ("crime-and-punishment", "the-brothers-karamazov"),
-    "Bronte": ("jane-eyre", "wuthering-heights"),
-}
-# What is known of a book: several labels for each of its passages.
-TRAITS = {
-    "woman": "frankenstein jane-eyre little-women middlemarch pride-and-prejudice "
-    "sense-and-sensibility wuthering-heights",
-    "translated": "anna-karenina crime-and-punishment don-quixote les-mis-rables "
-    "the-brothers-karamazov war-and-peace",
-    "narrator": "adventures-of-huckleberry-finn david-copperfield frankenstein great-expectations "
-    "jane-eyre moby-dick-or-the-whale the-time-machine treasure-island wuthering-heights",
-    "american": "adventures-of-huckleberry-finn little-women moby-dick-or-the-whale "
-    "the-adventures-of-tom-sawyer",
-}
-PASSAGE = 300  # characters
-
-Row = dict[str, Any]
+TODAY = "32:2.4e-5:3"  # NVIDIA's values, which were the defaults until commit 249ca2c9
 VECTOR_PROGRAMS = (run_glue, run_embeddings)  # with texts that tf-idf can tell apart
-
-
-@dataclass(frozen=True)
-class Table:
-    """rows: to draw the training rows from, and those to score. flags: of the columns."""
-
-    program: Any
-    rows: Sequence[Any]
-    scored: Sequence[Any]
-    metric: str
-    flags: list[str] = field(default_factory=list)
-    ending: str = "csv"
-
-
-def tab_separated(path: Path, columns: dict[str, int | str]) -> list[Row]:
-    """The chosen columns of a file of GLUE, by the names that the table has."""
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = [line.rstrip("\r\n").split("\t") for line in file]
-    header = lines[0]
-    has_header = any(isinstance(column, str) for column in columns.values())
-    indices = {
-        name: header.index(column) if isinstance(column, str) else column
-        for name, column in columns.items()
-    }
-    return [{name: line[index] for name, index in indices.items()} for line in lines[has_header:]]
-
-
-def passages(books: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], ...]:
-    """(book, passage) of the first four fifths of each book, and of the last fifth."""
-    training, scored = [], []
-    for name in names:
-        paragraphs = (books / f"{name}.txt").read_text(encoding="utf-8").split("\n\n")
-        texts = [" ".join(paragraph.split())[:PASSAGE] for paragraph in paragraphs]
-        texts = [text for text in texts if len(text) >= PASSAGE // 2]
-        end = len(texts) * 4 // 5
-        training += [(name, text) for text in texts[:end]]
-        scored += [(name, text) for text in texts[end:]]
-    return training, scored
-
-
-def book_table(
-    data: Path, names: Sequence[str], label: Callable[[str], str], **options: Any
-) -> Table:
-    def rows(found: list[tuple[str, str]]) -> list[Row]:
-        return [{"text": text, "label": label(name)} for name, text in found]
-
-    training, scored = passages(data / "books", names)
-    return Table(run_glue, rows(training), rows(scored), **options)
-
-
-def traits_of(book: str) -> str:
-    return "|".join(name for name, books in TRAITS.items() if book in books.split())
-
-
-def glue_table(
-    folder: Path, columns: dict[str, int | str], metric: str, flags: Sequence[str] = ()
-) -> Table:
-    parts = [tab_separated(folder / name, columns) for name in ("train.tsv", "dev.tsv")]
-    if "pair" in columns:
-        flags = [*flags, "--pair-column", "pair"]
-    return Table(run_glue, *parts, metric, [*flags])
-
-
-def sentences_of(path: Path) -> list[str]:
-    """The sentences of a file of WNUT 2017, in CoNLL's columns."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = ["\t".join(part.split("\t")[:2]) for part in lines]
-    return [block for block in "\n".join(rows).split("\n\n") if block.strip()]
-
-
-def question_pairs(path: Path) -> list[Row]:
-    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-    return [
-        {"text": question["question"], "pair": paragraph["context"]}
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
-    ]
-
-
-def questions(path: Path) -> list[Row]:
-    """Each a document of SQuAD's file with one question."""
-    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-    return [
-        {"title": "", "paragraphs": [{"context": paragraph["context"], "qas": [question]}]}
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
-    ]
-
-
-def make_table(name: str, data: Path, entities: Path | None) -> Table:
-    glue, squad = data / "glue", data / "squad"
-    if name == "sentiment":
-        return glue_table(glue / "SST-2", {"text": "sentence", "label": "label"}, "accuracy")
-    if name == "acceptability":
-        return glue_table(glue / "CoLA", {"text": 3, "label": 1}, "accuracy")
-    if name == "paraphrases":
-        columns: dict[str, int | str] = {
-            "text": "#1 String",
-            "pair": "#2 String",
-            "label": "Quality",
-        }
-        return glue_table(glue / "MRPC", columns, "accuracy")
-    if name == "similarity":
-        columns = {"text": "sentence1", "pair": "sentence2", "label": "score"}
-        return glue_table(glue / "STS-B", columns, "spearman", ["--regression"])
-    if name == "authors":
-        books = {book: author for author, pair in SIX.items() for book in pair}
-        return book_table(data, list(books), lambda book: books[book], metric="accuracy")
-    if name == "books":
-        books_there = sorted(path.stem for path in (data / "books").glob("*.txt"))
-        return book_table(data, books_there, str, metric="accuracy")
-    if name == "traits":
-        books_there = sorted({book for books in TRAITS.values() for book in books.split()})
-        flags = ["--task-name", "multi-label"]
-        return book_table(data, books_there, traits_of, metric="f1_micro", flags=flags)
-    if name == "entities" and entities is not None:
-        parts = [
-            sentences_of(entities / part)
-            for part in ("wnut17train.conll", "emerging.test.annotated")
-        ]
-        return Table(run_ner, *parts, "f1", ending="conll")
-    if name == "search":
-        parts = [question_pairs(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
-        flags = ["--pair-column", "pair"]
-        return Table(run_embeddings, *parts, "ndcg_at_10", flags)
-    if name == "questions":
-        parts = [questions(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
-        return Table(run_squad, *parts, "f1", ending="json")
-    raise SystemExit(f"error: there is no table {name}, or --entities is missing")
-
-
-def drawn(rows: Sequence[Any], count: int, seed: int) -> list[Any]:
-    order = np.random.default_rng(seed).permutation(len(rows))[:count]
-    return [rows[index] for index in order]
-
-
-def write_rows(path: Path, table: Table, rows: Sequence[Any]) -> None:
-    if table.ending == "conll":
-        path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
-        return
-    if table.ending == "json":
-        path.write_text(json.dumps({"version": "1.1", "data": rows}), encoding="utf-8")
-        return
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 @dataclass(frozen=True)
@@ -499,6 +332,64 @@ def run_sentence_transformers(
     return {"loss": round(trained.training_loss, 4), "score": score}
 
 
+def mean_score(runs: Sequence[Row]) -> float:
+    return float(np.mean([run["score"] for run in runs]))
+
+
+def shown_score(runs: Sequence[Row]) -> str:
+    """Mean score in percent, and the mean of the last training losses."""
+    if not runs:
+        return ""
+    text = f"{100 * mean_score(runs):.1f}"
+    losses = [run["loss"] for run in runs if run.get("loss") is not None]
+    return f"{text} ({np.mean(losses):.3f})" if losses else text
+
+
+def shown_difference(runs: Sequence[Row], others: Sequence[Row]) -> str:
+    """Mean difference of the runs of equal seeds in points with its 95% interval: over the scored
+    rows where it is known which are right, else over the seeds.
+    """
+    other_of = {run["seed"]: run for run in others}
+    pairs = [(run, other_of[run["seed"]]) for run in runs if run["seed"] in other_of]
+    if not pairs:
+        return ""
+    differences = np.array([run["score"] - other["score"] for run, other in pairs])
+    text = f"{100 * differences.mean():+.1f}"
+    if all("right" in run for pair in pairs for run in pair):
+        right = np.array([[[*map(int, run["right"])] for run in pair] for pair in pairs])
+        rows = (right[:, 0] - right[:, 1]).mean(axis=0)  # a mean over the seeds, of each row
+        half = 1.96 * rows.std(ddof=1) / np.sqrt(len(rows))
+    elif len(pairs) > 1:
+        deviation = differences.std(ddof=1) / np.sqrt(len(pairs))
+        half = stats.t.ppf(0.975, len(pairs) - 1) * deviation
+    else:
+        return f"{text} (one seed)"
+    return f"{text} ± {100 * half:.1f}"
+
+
+def markdown(result: Row) -> str:
+    """The table of a result file: score and last training loss of each contestant."""
+    groups: dict[tuple, dict[str, list[Row]]] = {}
+    for run in result["runs"]:
+        key = (run["table"], run["num_rows"], run["model"])
+        groups.setdefault(key, {}).setdefault(run["contestant"], []).append(run)
+    lines = []
+    for key, found in groups.items():
+        ours = found.get("default", [])
+        others = [found.get(name, []) for name in ("trainer", "tf-idf", TODAY)]
+        lines.append(
+            [
+                *map(str, key),
+                str(len(ours)),
+                shown_score(ours),
+                *map(shown_score, others),
+                *(shown_difference(ours, other) for other in others[:2]),
+            ]
+        )
+    header = ["table", "rows", "model", "seeds", "as it comes", "Trainer", "tf-idf", TODAY]
+    return markdown_table([*header, "beside the Trainer", "beside tf-idf"], lines)
+
+
 def cases_of(args: Any) -> Iterator[Case]:
     for table in args.tables:
         for num_rows in args.rows:
@@ -511,26 +402,31 @@ def cases_of(args: Any) -> Iterator[Case]:
 def main() -> None:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder with glue, squad and books")
+    runs = "--show" not in sys.argv
+    add("--data", type=Path, required=runs, help="folder with glue, squad and books")
     add("--entities", type=Path, help="folder of WNUT 2017")
-    add("--model", action="append", required=True, help="NAME=FOLDER; may be repeated")
-    add("--tables", nargs="+", required=True)
-    add("--rows", nargs="+", type=int, required=True)
-    add("--contestants", nargs="+", required=True)
+    add("--model", action="append", required=runs, help="NAME=FOLDER; may be repeated")
+    add("--tables", nargs="+", required=runs)
+    add("--rows", nargs="+", type=int, required=runs)
+    add("--contestants", nargs="+", required=runs)
     add("--seed", type=int, default=1, help="the first seed")
     add("--num-seeds", type=int, default=3)
     add("--max-seq-length", type=int, default=128)
     add("--scored", type=int, default=600, help="rows to score, at most")
-    add("--flags", default="", help="more flags of this project's programs, in one word")
+    add("--flags", default="none", help="more flags of this project's programs, in one word")
+    add("--show", action="store_true", help="print the table of the result file, and exit")
     args = parser.parse_args()
-    models = dict(name.split("=", 1) for name in args.model)
     path = args.output or RESULTS / "fine_tuning_defaults.json"
     result: Row = {"machine_info": machine_info(CPU), "runs": []}
     if path.is_file():
         result = read_json(path, "results")
+    if args.show:
+        print_line(markdown(result))
+        return
+    models = dict(name.split("=", 1) for name in args.model)
     done = {tuple(run[name] for name in KEYS): run for run in result["runs"]}
     for case in cases_of(args):
-        flags = args.flags.split()
+        flags = [] if args.flags == "none" else args.flags.split()
         key = (*vars(case).values(), args.max_seq_length, args.flags)
         if key in done:
             continue

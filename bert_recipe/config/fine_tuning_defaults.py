@@ -8,12 +8,14 @@ from dataclasses import dataclass
 BY_RULE = "by the model and the rows"  # what --help shows as the default
 WARMUP_PROPORTION = 0.1
 REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large on GLUE
-WIDTH_POWER = 1.5
+WIDTH_POWER = 1.75
 LAMB_RATE = 2e-3
 RANDOM_WEIGHTS_FACTOR = 2.0
+WORDS_FACTOR = 2.0
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
-MIN_UPDATES = 250
+MIN_UPDATES, MIN_UPDATES_OF_WORDS = 150, 450
+MIN_TRAVEL = 0.02  # rate times updates: about how far Adam moves a weight
 EPOCHS, MAX_EPOCHS = 3, 20
 SQUAD_RATE = 5e-5  # NVIDIA's recipe, for many questions
 
@@ -33,19 +35,20 @@ def fine_tuning_defaults(
 ) -> FineTuningDefaults:
     """The values for a run.
 
-    Rate: 2.4e-5 * (1024 / width)^1.5 for AdamW, Muon and NorMuon, whose updates have one size, and
-    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights. Rates
-    for one quality of training fall at least as 1 / width (Yang et al., 2022, "Tensor Programs V");
-    wider encoders are also deeper, and their published rates fall faster: 2.4e-5 for BERT-large
-    (NVIDIA), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019), 5e-5 to 3e-4 for narrower ones (Turc
-    et al., 2019).
+    Rate: 2.4e-5 * (1024 / width)^1.75 for AdamW, Muon and NorMuon, whose updates have one size, and
+    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights, and
+    for tags of words, most of which are O. The best rate falls as 1 / width (Yang et al., 2022,
+    "Tensor Programs V"); wider encoders are also deeper, and published rates fall faster: up to
+    3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019),
+    2.4e-5 for BERT-large (NVIDIA). The power is fitted (docs/fine_tuning.md).
 
     Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
     on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
     Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
-    as many epochs as make 250 updates, at least 3 and at most 20. From 5,000 rows on batches of 32
-    and 3 epochs.
+    as many epochs as make 150 updates, for tags 450, and more where AdamW's rate is lower, so that
+    their product is 0.02; at least 3 epochs and at most 20. From 5,000 rows on batches of 32 and 3
+    epochs. From random weights batches of 32.
 
     SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
 
@@ -56,16 +59,25 @@ def fine_tuning_defaults(
     from_random_weights: whether nothing is pre-trained.
     """
     has_many_rows = num_rows >= MANY_ROWS
-    batch_size = LARGEST_BATCH if has_many_rows else min(FEW_ROWS_BATCH, num_rows)
-    epochs = math.ceil(MIN_UPDATES * batch_size / num_rows)
-    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
-    if kind == "questions" and has_many_rows:
-        return FineTuningDefaults(SQUAD_RATE, batch_size, epochs)
+    batch_size = FEW_ROWS_BATCH
+    if has_many_rows or from_random_weights:
+        batch_size = LARGEST_BATCH
+    batch_size = min(batch_size, num_rows)
     rate = LAMB_RATE
     if "lamb" not in optimizer.lower():
         rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
+    is_words = kind == "words"
+    updates = max(MIN_UPDATES_OF_WORDS if is_words else MIN_UPDATES, MIN_TRAVEL / rate)
     if from_random_weights:
         rate *= RANDOM_WEIGHTS_FACTOR
+    elif is_words:
+        rate *= WORDS_FACTOR
+    epochs = math.ceil(updates * batch_size / num_rows)
+    if has_many_rows:
+        epochs = EPOCHS
+        if kind == "questions":
+            rate = SQUAD_RATE
+    epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
     return FineTuningDefaults(two_digits(rate), batch_size, epochs)
 
 

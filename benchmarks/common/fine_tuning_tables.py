@@ -1,0 +1,189 @@
+"""Tables to fine-tune on, made of the data beside the repository: classes, numbers, several labels,
+pairs, entities, pairs to find, questions.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import run_embeddings
+import run_glue
+import run_ner
+import run_squad
+
+SIX = {
+    "Austen": ("pride-and-prejudice", "sense-and-sensibility"),
+    "Dickens": ("bleak-house", "great-expectations"),
+    "Twain": ("adventures-of-huckleberry-finn", "the-adventures-of-tom-sawyer"),
+    "Tolstoy": ("anna-karenina", "war-and-peace"),
+    "Dostoevsky": ("crime-and-punishment", "the-brothers-karamazov"),
+    "Bronte": ("jane-eyre", "wuthering-heights"),
+}
+# What is known of a book: several labels for each of its passages.
+TRAITS = {
+    "woman": "frankenstein jane-eyre little-women middlemarch pride-and-prejudice "
+    "sense-and-sensibility wuthering-heights",
+    "translated": "anna-karenina crime-and-punishment don-quixote les-mis-rables "
+    "the-brothers-karamazov war-and-peace",
+    "narrator": "adventures-of-huckleberry-finn david-copperfield frankenstein great-expectations "
+    "jane-eyre moby-dick-or-the-whale the-time-machine treasure-island wuthering-heights",
+    "american": "adventures-of-huckleberry-finn little-women moby-dick-or-the-whale "
+    "the-adventures-of-tom-sawyer",
+}
+PASSAGE = 300  # characters
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows: to draw the training rows from, and those to score. flags: of the columns."""
+
+    program: Any
+    rows: Sequence[Any]
+    scored: Sequence[Any]
+    metric: str
+    flags: list[str] = field(default_factory=list)
+    ending: str = "csv"
+
+
+def tab_separated(path: Path, columns: dict[str, int | str]) -> list[Row]:
+    """The chosen columns of a file of GLUE, by the names that the table has."""
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [line.rstrip("\r\n").split("\t") for line in file]
+    header = lines[0]
+    has_header = any(isinstance(column, str) for column in columns.values())
+    indices = {
+        name: header.index(column) if isinstance(column, str) else column
+        for name, column in columns.items()
+    }
+    return [{name: line[index] for name, index in indices.items()} for line in lines[has_header:]]
+
+
+def passages(books: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], ...]:
+    """(book, passage) of the first four fifths of each book, and of the last fifth."""
+    training, scored = [], []
+    for name in names:
+        paragraphs = (books / f"{name}.txt").read_text(encoding="utf-8").split("\n\n")
+        texts = [" ".join(paragraph.split())[:PASSAGE] for paragraph in paragraphs]
+        texts = [text for text in texts if len(text) >= PASSAGE // 2]
+        end = len(texts) * 4 // 5
+        training += [(name, text) for text in texts[:end]]
+        scored += [(name, text) for text in texts[end:]]
+    return training, scored
+
+
+def book_table(
+    data: Path, names: Sequence[str], label: Callable[[str], str], **options: Any
+) -> Table:
+    def rows(found: list[tuple[str, str]]) -> list[Row]:
+        return [{"text": text, "label": label(name)} for name, text in found]
+
+    training, scored = passages(data / "books", names)
+    return Table(run_glue, rows(training), rows(scored), **options)
+
+
+def traits_of(book: str) -> str:
+    return "|".join(name for name, books in TRAITS.items() if book in books.split())
+
+
+def glue_table(
+    folder: Path, columns: dict[str, int | str], metric: str, flags: Sequence[str] = ()
+) -> Table:
+    parts = [tab_separated(folder / name, columns) for name in ("train.tsv", "dev.tsv")]
+    if "pair" in columns:
+        flags = [*flags, "--pair-column", "pair"]
+    return Table(run_glue, *parts, metric, [*flags])
+
+
+def sentences_of(path: Path) -> list[str]:
+    """The sentences of a file of WNUT 2017, in CoNLL's columns."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = ["\t".join(part.split("\t")[:2]).strip() for part in lines]
+    return [block for block in "\n".join(rows).split("\n\n") if block.strip()]
+
+
+def question_pairs(path: Path) -> list[Row]:
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    return [
+        {"text": question["question"], "pair": paragraph["context"]}
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def questions(path: Path) -> list[Row]:
+    """Each a document of SQuAD's file with one question."""
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    return [
+        {"title": "", "paragraphs": [{"context": paragraph["context"], "qas": [question]}]}
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def make_table(name: str, data: Path, entities: Path | None) -> Table:
+    glue, squad = data / "glue", data / "squad"
+    if name == "sentiment":
+        return glue_table(glue / "SST-2", {"text": "sentence", "label": "label"}, "accuracy")
+    if name == "acceptability":
+        return glue_table(glue / "CoLA", {"text": 3, "label": 1}, "accuracy")
+    if name == "paraphrases":
+        columns: dict[str, int | str] = {
+            "text": "#1 String",
+            "pair": "#2 String",
+            "label": "Quality",
+        }
+        return glue_table(glue / "MRPC", columns, "accuracy")
+    if name == "similarity":
+        columns = {"text": "sentence1", "pair": "sentence2", "label": "score"}
+        return glue_table(glue / "STS-B", columns, "spearman", ["--regression"])
+    if name == "authors":
+        books = {book: author for author, pair in SIX.items() for book in pair}
+        return book_table(data, list(books), lambda book: books[book], metric="accuracy")
+    if name == "books":
+        books_there = sorted(path.stem for path in (data / "books").glob("*.txt"))
+        return book_table(data, books_there, str, metric="accuracy")
+    if name == "traits":
+        books_there = sorted({book for books in TRAITS.values() for book in books.split()})
+        flags = ["--task-name", "multi-label"]
+        return book_table(data, books_there, traits_of, metric="f1_micro", flags=flags)
+    if name == "entities" and entities is not None:
+        parts = [
+            sentences_of(entities / part)
+            for part in ("wnut17train.conll", "emerging.test.annotated")
+        ]
+        return Table(run_ner, *parts, "f1", ending="conll")
+    if name == "search":
+        parts = [question_pairs(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
+        flags = ["--pair-column", "pair"]
+        return Table(run_embeddings, *parts, "ndcg_at_10", flags)
+    if name == "questions":
+        parts = [questions(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
+        return Table(run_squad, *parts, "f1", ending="json")
+    raise SystemExit(f"error: there is no table {name}, or --entities is missing")
+
+
+def drawn(rows: Sequence[Any], count: int, seed: int) -> list[Any]:
+    order = np.random.default_rng(seed).permutation(len(rows))[:count]
+    return [rows[index] for index in order]
+
+
+def write_rows(path: Path, table: Table, rows: Sequence[Any]) -> None:
+    if table.ending == "conll":
+        path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
+        return
+    if table.ending == "json":
+        path.write_text(json.dumps({"version": "1.1", "data": rows}), encoding="utf-8")
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
