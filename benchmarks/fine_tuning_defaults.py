@@ -70,7 +70,7 @@ def run_project(
         write_rows(files[1], table, scored)
         words = ["--do-train", "--do-eval", "--output-dir", str(folder / "out"), *flags]
         words += ["--train-file", str(files[0]), "--seed", str(case.seed)]
-        words += ["--num-steps-per-checkpoint", "1000000", "--show-config", "false"]
+        words += ["--show-config", "false"]
         eval_flag = "--predict-file" if table.program is run_squad else "--eval-file"
         words += [eval_flag, str(files[1])]
         if table.ending == "csv":
@@ -79,7 +79,9 @@ def run_project(
                 words += ["--label-column", "label"]
         if case.contestant == "frozen":
             words.append("--frozen-encoder")
-        elif case.contestant != "default":
+        else:
+            words += ["--num-steps-per-checkpoint", "1000000"]
+        if ":" in case.contestant:
             batch, rate, epochs = case.contestant.split(":")
             words += ["--train-batch-size", batch, "--learning-rate", rate, "--epochs", epochs]
         output = io.StringIO()

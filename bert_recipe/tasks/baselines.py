@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BASELINES = "baselines"  # the key among the scores
 MAX_ROWS = 20_000  # of a training file
+MAX_CHARACTERS = 5000  # of a text, so that whole books take seconds, too
 MAX_WORDS = 50_000  # that have a weight
 MAX_WEIGHTS = 1_000_000  # of all classes; also bounds rows times classes
 UNSPACED_SHARE = 0.1  # of texts from which on characters are counted instead of words
@@ -116,7 +117,8 @@ def tfidf_cosines(vectorizer: "TfidfVectorizer", texts_n2: np.ndarray) -> np.nda
 def text_columns(texts: Sequence[str], pairs: Sequence[str] | None) -> np.ndarray:
     """The texts of each row, [n, k] strings."""
     columns = [texts] if pairs is None else [texts, pairs]
-    return np.array(columns, object).T
+    cut = [[text[:MAX_CHARACTERS] for text in column] for column in columns]
+    return np.array(cut, object).T
 
 
 def once(compute: Callable[[], Baselines]) -> Callable[[], Baselines | None]:

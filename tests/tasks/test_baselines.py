@@ -233,7 +233,7 @@ def test_seeds_share_the_baselines_and_every_reader_skips_them(
         return original(*args)
 
     monkeypatch.setattr("bert_recipe.tasks.classification.baselines.tfidf_pipeline", counted)
-    flags = (*own_files(glue_files, "--do-train", "--do-eval"), "--num-seeds", 2)
+    flags = (*own_files(glue_files, "--do-train", "--do-eval"), "--num-seeds", 2, "--max-steps", 2)
     for name, more in (("a", ()), ("b", ("--no-baseline",))):
         log = ("--report-file", tmp_path / name / "log.json")
         assert run(glue_files, tmp_path / name, *flags, *log, *more) == 0
