@@ -41,7 +41,7 @@ from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
-TODAY = "32:2.4e-5:3"  # NVIDIA's values, which were the defaults until commit 249ca2c9
+PEERS = ("trainer", "tf-idf")
 VECTOR_PROGRAMS = (run_glue, run_embeddings)  # with texts that tf-idf can tell apart
 
 
@@ -370,25 +370,21 @@ def shown_difference(runs: Sequence[Row], others: Sequence[Row]) -> str:
 
 
 def markdown(result: Row) -> str:
-    """The table of a result file: score and last training loss of each contestant."""
+    """The table of a result file: score and training loss of each setting and of the peers."""
     groups: dict[tuple, dict[str, list[Row]]] = {}
     for run in result["runs"]:
         key = (run["table"], run["num_rows"], run["model"])
         groups.setdefault(key, {}).setdefault(run["contestant"], []).append(run)
     lines = []
     for key, found in groups.items():
-        ours = found.get("default", [])
-        others = [found.get(name, []) for name in ("trainer", "tf-idf", TODAY)]
-        lines.append(
-            [
-                *map(str, key),
-                str(len(ours)),
-                shown_score(ours),
-                *map(shown_score, others),
-                *(shown_difference(ours, other) for other in others[:2]),
-            ]
-        )
-    header = ["table", "rows", "model", "seeds", "as it comes", "Trainer", "tf-idf", TODAY]
+        peers = [found.get(name, []) for name in PEERS]
+        for contestant, runs in found.items():
+            if contestant in PEERS:
+                continue
+            shown = [shown_score(runs), *map(shown_score, peers)]
+            differences = [shown_difference(runs, peer) for peer in peers]
+            lines.append([*map(str, key), contestant, str(len(runs)), *shown, *differences])
+    header = ["table", "rows", "model", "settings", "seeds", "here", "Trainer", "tf-idf"]
     return markdown_table([*header, "beside the Trainer", "beside tf-idf"], lines)
 
 
