@@ -53,8 +53,8 @@ class Size(NamedTuple):
 
 
 # The rates of tiny and mini were searched (benchmarks/results/time_to_quality-*; mini's best of 250
-# updates was 5.6e-3, and longer runs need less), that of base is ModernBERT's, and those between fall
-# with the width.
+# updates was 5.6e-3, and longer runs need less), that of base is ModernBERT's, and those between
+# fall with the width.
 SIZES = (
     Size("modernbert-tiny", 0.43e6, 5.6e-3, 128, 8_000),
     Size("modernbert-mini", 3.4e6, 4e-3, 128, 8_000),

@@ -220,7 +220,7 @@ def test_what_is_below_the_layers_has_the_least_rate_in_every_encoder(values, be
     assert max(depths.values()) == model.config.num_hidden_layers + 1
 
 
-@pytest.mark.parametrize(("updates", "word"), [(2, "note"), (400, "warning")])
+@pytest.mark.parametrize(("updates", "word"), [(2, "note"), (60, "warning")])
 def test_a_continued_model_is_compared_with_its_start_and_counts_passes(
     inputs, tmp_path, updates, word
 ):
@@ -228,14 +228,15 @@ def test_a_continued_model_is_compared_with_its_start_and_counts_passes(
     train(inputs.command(tmp_path / "first", "--max-steps", 1))
     start = ("--init-checkpoint", steps_folder(tmp_path / "first") / "1")
     held_out = ("--eval-dir", inputs.held_out, "--eval-steps", updates)
-    flags = ("--max-steps", updates, *start, *held_out, "--log-freq", updates)
+    flags = ("--max-steps", updates, *start, *held_out, "--batch-size", 16)
     output = train(inputs.command(tmp_path / "second", *flags)).stdout
     passes = re.search(
-        rf"^{word}: {updates} updates of 4 read the ([\d,]+) training samples ([\d.]+) times",
+        rf"^{word}: {updates} updates of 16 read the ([\d,]+) training samples ([\d.]+) times",
         output,
         re.MULTILINE,
     )
-    assert float(passes[2]) == pytest.approx(updates * 4 / int(passes[1]), abs=0.05)
+    assert passes, output
+    assert float(passes[2]) == pytest.approx(updates * 16 / int(passes[1]), abs=0.05)
     first = re.search(r"step 0/\d+  evaluation: loss ([\d.]+)", output)
     last = re.search(rf"best: loss \S+ at step {updates}; before training ([\d.]+)", output)
     assert float(last[1]) == pytest.approx(float(first[1]), abs=1e-3)
