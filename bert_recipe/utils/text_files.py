@@ -25,9 +25,13 @@ MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".json", ".txt", ".xml")
 SPLIT_WORDS = {  # in the names of files
-    "train": ("train", "training"),
-    "test": ("test", "testing"),
-    "development": ("dev", "development", "eval", "evaluation", "val", "valid", "validation"),
+    "train": ("train", "training", "trainset"),
+    "test": ("test", "testing", "testset", "holdout", "heldout"),
+    "development": (
+        *("dev", "development", "devset", "eval", "evaluation", "evalset"),
+        *("val", "valid", "validation", "validset", "valset"),
+    ),
+    "predictions": ("predictions", "predicted", "submission"),
 }
 WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a file's name, also reviewsTest or test2
 COMPRESSIONS = (".gz", ".bz2", ".zst")

@@ -85,6 +85,9 @@ def test_articles_of_several_squad_files_are_one_file(tmp_path):
         ("reviews.csv dev.csv", "dev.csv .of development. and|and dev.csv|reviews.csv"),
         ("train.csv validation.csv", "validation.csv .of development. and train.csv"),
         ("reviewsTrain.csv reviewsTest.csv", "of test. and reviewsTrain.csv .of train"),
+        ("trainset.csv devset.csv", "devset.csv .of development. and trainset.csv .of train"),
+        ("reviews.csv reviews_holdout.csv", "without the word.* and reviews_holdout.csv .of test"),
+        ("reviews.csv predictions.csv", "predictions.csv .of predictions"),
         ("train_dev.csv", "of development. and train_dev.csv .of train"),
         ("a_2.csv a_TEST2.csv", "without the word of a split. and a_TEST2.csv .of test"),
         ("latest.csv retrained.csv", None),  # words, not parts of words
