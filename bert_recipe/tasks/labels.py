@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from decimal import Decimal
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, one_line
@@ -18,7 +19,7 @@ TRUTH_VALUES = {"false": 0.0, "true": 1.0}
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Sorts by value if all are numbers, else by name."""
     if all(map(is_number, labels)):
-        return tuple(sorted(labels, key=lambda label: (float(label), label)))
+        return tuple(sorted(labels, key=lambda label: (Decimal(label), label)))
     return tuple(sorted(labels))
 
 
@@ -64,16 +65,16 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
             f"class: leave out such lines if it is none"
         )
 
-    def equal_labels(key: Callable[[str], str | float]) -> str | None:
+    def equal_labels(key: Callable[[str], str | Decimal]) -> str | None:
         """The first two labels with the same `key`, for a message; None if there are none."""
-        label_of_key: dict[str | float, str] = {}
+        label_of_key: dict[str | Decimal, str] = {}
         for label in labels:
             other = label_of_key.setdefault(key(label), label)
             if other != label:
                 return f"{path}: labels {other!a} and {label!a}"
         return None
 
-    same_number = equal_labels(lambda label: float(label) if is_number(label) else label)
+    same_number = equal_labels(lambda label: Decimal(label) if is_number(label) else label)
     if same_number is not None and all(whole_number(label) is not None for label in labels):
         raise UserError(f"{same_number} are the same value: write it in one way")
     if same_number is not None:

@@ -224,6 +224,9 @@ TABLES = [
             ("neither JSON's nor Python's list", "a,[0 0 1]\nb,[1 0 0]\n"),
             ("neither JSON's nor Python's list", "a,['x' 'y']\nb,['x']\n"),
             ("neither JSON's nor Python's list", 'a,"[x, y]"\nb,x\n'),
+            ("neither JSON's nor Python's list", 'a,"{x,y}"\nb,{x}\n'),
+            ("neither JSON's nor Python's list", "a,\"{'x': 1, 'y': 2}\"\nb,{}\n"),
+            ("neither JSON's nor Python's list", "a,\"dict_keys(['x', 'y'])\"\nb,x\n"),
             ("labels '1' and '1.0' are the same value", "a,1|2\nb,1.0\n"),
             ("look the same", "a,New York|x\nb,New  York\n"),
         )

@@ -2,13 +2,17 @@
 
 import json
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 
+import pyarrow.parquet
 import pytest
 from conftest import SHARED, needs_shared_data, write_json_lines
 
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
 from bert_recipe.tasks.classification.task import find_labels
+from bert_recipe.tasks.labels import check_spelling, sort_labels
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.utils.errors import UserError
 
@@ -405,6 +409,25 @@ def test_labels_of_single_classes_are_text(tmp_path, cell, label):
     (tmp_path / "a.csv").write_text(f"text,label\nsome text,{cell}\n")
     spec = custom_spec("text", None, "label")
     assert read_examples(tmp_path / "a.csv", spec, True).labels == [label]
+
+
+def test_large_numbers_that_differ_are_two_labels(tmp_path):
+    numbers = [str(2**63), str(2**63 + 1)]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"a,{n}\n" for n in numbers))
+    spec = custom_spec("text", None, "label")
+    examples = read_examples(tmp_path / "a.csv", spec, True)
+    check_spelling(tmp_path / "a.csv", examples.labels)
+    assert sort_labels(numbers[::-1]) == tuple(numbers)
+
+
+def test_decimals_and_dates_of_parquet_are_labels(tmp_path):
+    labels = [Decimal("1.10"), Decimal("1.20")]
+    days = [date(2024, 1, 2), date(2024, 1, 3)]
+    table = pyarrow.table({"text": ["a", "b"], "code": labels, "day": days})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    for name, expected in (("code", ["1.10", "1.20"]), ("day", ["2024-01-02", "2024-01-03"])):
+        spec = custom_spec("text", None, name)
+        assert read_examples(tmp_path / "a.parquet", spec, True).labels == expected
 
 
 def test_classes_of_annotation_tools_are_read(tmp_path):

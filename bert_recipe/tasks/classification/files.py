@@ -8,6 +8,8 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -325,6 +327,8 @@ def parse_list(text: str, name: str, kinds: Mapping[str, Any] = LISTS) -> list[A
     if kinds is COLLECTIONS and (match := re.fullmatch(r"(?:frozen)?set\((.*)\)", text)):
         text = match[1] or "()"
     kind = kinds.get(text[:1])
+    if kinds is COLLECTIONS and re.fullmatch(r"\w+\([\[{(].*\)", text, re.DOTALL):
+        kind = set  # such as dict_keys(['a', 'b'])
     if kind is None or text[-1] not in "])}":
         return None
     for parse in (json.loads, ast.literal_eval):
@@ -333,7 +337,8 @@ def parse_list(text: str, name: str, kinds: Mapping[str, Any] = LISTS) -> list[A
             # Python joins strings without a comma between them, as NumPy writes them.
             if isinstance(value, kind) and not re.search(r"""(['"])\s+\1""", text):
                 return sorted(value, key=str) if kind is set else list(value)
-    if kind is list and text[-1] == "]" and re.search(r"[,\s]", text):
+    has_parts = kind is list and text[-1] == "]" and re.search(r"[,\s]", text)
+    if has_parts or kind is set:
         raise ValueError(
             f"{name!r} is {text!r}, which is neither JSON's nor Python's list: write "
             f'["a", "b"], or labels with {LABEL_SEPARATOR!r} between them'
@@ -358,10 +363,12 @@ def to_label(value: Any, name: str) -> str:
         value = value[0]
     if isinstance(value, bool | int | float) and -math.inf < value < math.inf:
         return json.dumps(value)
+    if isinstance(value, Decimal | date):  # of Parquet
+        return str(value)
     if value is None or value == "" or value != value:
         raise ValueError(f"{name!r} is {value!r}, expected a label: it is missing, give one")
     if not isinstance(value, str):
-        raise ValueError(f"{name!r} is {value!r}, expected a label: correct the line")
+        raise ValueError(f"{name!r} is {value!r}, expected a label: write it as text")
     return value
 
 
