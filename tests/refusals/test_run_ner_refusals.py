@@ -36,7 +36,16 @@ LINES = [
     train("a.conll", "Anna NNP\n", "all tags are 'NNP'"),
     train("a.conll", "\n\n", "has no sentences"),
     train("a.conll", "Anna O\n", "all tags are 'O'"),
-    train("a.csv", "word,tag\nAnna,B-PER\n", "does not end in a tag such as O or B-PER"),
+    train("a.csv", "word,tag\nAnna,B-PER\n", "such as O or B-PER: ...give --delimiter ','"),
+    *(
+        train("a.conll", f"Anna B-PER\nran {mark}\n\nBob B-PER\n", "write O for words that are in")
+        for mark in ("_", "-", "0", "NONE")
+    ),
+    train(
+        "a.jsonl",
+        '{"tokens": ["Anna", "ran"], "tags": ["B-PER", ""]}',
+        "write O for words that are in no entity",
+    ),
     # Columns of tags.
     train(
         "a.iob2",

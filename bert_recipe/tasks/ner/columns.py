@@ -336,7 +336,10 @@ def column_problem(
     elif len(columns) < 2 or form.read(columns[layout.tag_at]) is None:
         example = form.example
         if layout.tag_at == -1 or len(columns) < 2:
-            return f"{line!r} does not end in a tag such as {example}: correct it"
+            advice = "correct it"
+            if len(columns) < 2 and (mark := re.search(r"\S([,;|])\S", line)):
+                advice += f", or give --delimiter {mark[1]!r}"
+            return f"{line!r} does not end in a tag such as {example}: {advice}"
         tag = columns[layout.tag_at]
         return f"{line!r} has {tag!r}, which is no tag such as {example}: correct it"
     elif layout.tag_at == -1 and len(columns) != layout.num_columns:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from bert_recipe.utils.errors import UserError
+
 Entity = tuple[str, int, int]  # type, first word, last word + 1; or characters
 
 OTHER_LETTERS = {"L": "E", "U": "S", "W": "S", "M": "I"}  # of BILOU, BMES and BMEWO
@@ -43,6 +45,13 @@ class TagForm:
             return cls()
         if has_outside and any(map(FIRST_PREFIXED.fullmatch, others)):
             return cls()
+        unread = [tag for tag in others if not PREFIXED.fullmatch(tag)]
+        prefixed = sorted(filter(FIRST_PREFIXED.fullmatch, others))
+        if prefixed and len(unread) == 1:
+            raise UserError(
+                f"the tags are such as {prefixed[0]}, and {unread[0]!r}: write O for words that "
+                "are in no entity"
+            )
         letters = {tag.upper() for tag in others}
         if all(map(BARE.fullmatch, others)) and ("B" in letters or letters <= {"I"}):
             return cls(BARE)
