@@ -71,6 +71,10 @@ class ModelFolder:
     def __str__(self) -> str:
         return str(self.path)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Copies and pickles open the files of the weights themselves."""
+        return {name: value for name, value in self.__dict__.items() if name != "tensors"}
+
     @property
     def name(self) -> str:
         """The model's name: the folder's own, but in `<output-dir>/<model>/<phase or

@@ -24,7 +24,7 @@ from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, MANIFEST_FILE, MODEL_FILE
 from bert_recipe.checkpoint.model_choice import check_vocab_size
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, sentence_files
 from bert_recipe.checkpoint.weight_files import without_wrappers
 from bert_recipe.checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -214,8 +214,9 @@ def save_pretrained(
             tokenizer, config.max_length, config.needs_tokenizer_json, config.takes_token_types
         )
     folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder / CALIBRATION_FILE, *sentence_files(folder)):
+        remove(path)
     remove_shards(folder)
-    remove(folder / CALIBRATION_FILE)
     with atomic_path(folder / MODEL_FILE) as path:
         save_file(tensors, path, metadata={"format": "pt"})
     write_json(folder / CONFIG_FILE, values)

@@ -1,5 +1,7 @@
 """The package in a project that has modules of the same names as the folders here."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,6 +17,12 @@ from conftest import ROOT, TINY, VOCAB_FILE, run_program
 
 import bert_recipe
 from bert_recipe import BertForSequenceClassification, BertModel, ModernBertModel, NorMuon
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.sentence_folders import (
+    EmbeddingSettings,
+    classifier_files,
+    read_classifier,
+)
 from bert_recipe.utils import errors, requirements
 
 SMALL = {
@@ -133,6 +142,30 @@ def test_another_number_of_labels_gives_a_new_head_and_a_saved_model_is_the_same
     ids = torch.randint(10, 90, (2, 9), generator=torch.Generator().manual_seed(1))
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
     torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_saved_in_the_folder_of_another_is_what_is_read(tmp_path):
+    """Also where the other one's vectors went through a classifier of sentence-transformers."""
+    model = BertForSequenceClassification(bert_recipe.BertConfig(**TINY, labels=("a", "b")))
+    weights, biases = np.ones((3, 32), np.float32), np.zeros(3, np.float32)
+    for name, content in classifier_files(EmbeddingSettings(), weights, biases, 64).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    model.save_pretrained(tmp_path)
+    assert read_classifier(tmp_path) is None and not (tmp_path / "modules.json").exists()
+
+
+def test_an_opened_folder_can_be_copied_and_pickled(tmp_path):
+    BertModel(bert_recipe.BertConfig(**TINY)).save_pretrained(tmp_path)
+    folder = ModelFolder(tmp_path)
+    names = set(folder.tensors)
+    for again in (copy.copy(folder), copy.deepcopy(folder), pickle.loads(pickle.dumps(folder))):  # noqa: S301
+        assert again.config == folder.config and set(again.tensors) == names
+
+
+def test_a_text_is_no_list_of_labels():
+    with pytest.raises(ValueError, match="labels are 'ab': they must be texts"):
+        bert_recipe.BertConfig(**TINY, labels="ab")
 
 
 def test_muon_without_its_groups_says_what_to_give():

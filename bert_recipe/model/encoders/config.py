@@ -119,7 +119,7 @@ class ModelConfig:
             value = getattr(self, field.name)
             if (expected := requirement(field, value)) is not None:
                 raise ValueError(f"{field.name} is {value!r}: it must be {expected}")
-        if not all(isinstance(label, str) for label in self.labels):
+        if isinstance(self.labels, str) or not all(isinstance(name, str) for name in self.labels):
             raise ValueError(f"labels are {self.labels!r:.60}: they must be texts")
         if len(set(self.labels)) < len(self.labels):
             twice = next(label for label in self.labels if self.labels.count(label) > 1)
