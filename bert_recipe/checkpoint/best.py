@@ -169,7 +169,8 @@ def read_evaluations(
     if evaluated_step is not None and evaluated_step not in steps:
         raise UserError(
             f"{path} lacks the evaluation of step {evaluated_step}, which was made before step "
-            f"{step} was saved: restore it and {best}, or add --overwrite"
+            f"{step} was saved: with --from-checkpoint, copy it and {best.name}/ there from the "
+            f"folder of that run; else restore it and {best}, or add --overwrite"
         )
     if any(evaluation["development_data"] not in (None, data) for evaluation in evaluations):
         raise UserError(

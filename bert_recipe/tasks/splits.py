@@ -87,8 +87,13 @@ class Split:
                 indices = generator.integers(0, len(shuffled), 1)
             chosen = {shuffled[index] for index in indices}
         if not chosen:
-            flag = "--num-folds" if self.fraction is None else "--eval-fraction"
-            raise UserError(f"{flag} holds out none of {len(keys)} samples: give more samples")
+            what = f"holds out none of {len(keys)} samples"
+            if self.fraction is None:
+                raise UserError(f"--num-folds {what}: give more samples")
+            raise UserError(
+                f"--eval-fraction {what}: no label has two different texts; check the labels, or "
+                "give an --eval-file"
+            )
         return np.array([key in chosen for key in keys])
 
     def held_out_groups(self, groups: Sequence[str], classes: Sequence[Hashable]) -> np.ndarray:

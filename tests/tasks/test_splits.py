@@ -49,7 +49,7 @@ def test_equal_texts_are_on_one_side():
     keys = [f"text {row // 2}" for row in range(40)]
     held_out = Split(0.25, None, 3).held_out(keys, ["a"] * 40)
     assert (held_out[::2] == held_out[1::2]).all() and held_out.sum() == 10
-    with pytest.raises(UserError, match="--eval-fraction holds out none of 2 samples"):
+    with pytest.raises(UserError, match="holds out none of 2 samples: no label has two different"):
         Split(0.25, None, 3).held_out(["a", "b"], ["x", "y"])
 
 

@@ -132,6 +132,7 @@ def stripped_marks(text: str) -> str | None:
         return None
     words = (text[start:stop] for start, stop in spaced_spans(text))
     word = Counter(filter(has_accent, words)).most_common(1)[0][0]
+    word = word[:30]  # without spaces, a sentence
     decomposed = unicodedata.normalize("NFD", word)
     stripped = "".join(character for character in decomposed if not is_accent(character))
     return (
