@@ -25,6 +25,7 @@ import run_glue
 import run_ner
 import run_pretraining
 import run_squad
+from bert_recipe.config import RunConfig, RuntimeConfig
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
 from bert_recipe.utils.progress import print_line
@@ -63,36 +64,54 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     return name, known.processes, args
 
 
+def alone(config: RunConfig) -> RunConfig:
+    """The settings for a trial in one process: the same global batch, unsharded, without logs and
+    profile, compiled only if asked for.
+    """
+    logs = config.runtime
+    runtime = RuntimeConfig(
+        device=logs.device, cpu_affinity=logs.cpu_affinity, deterministic=logs.deterministic
+    )
+    what = "none" if config.parallel.compile == "auto" else config.parallel.compile
+    parallel = replace(
+        config.parallel, shard_degree=1, replicate_degree=None, cpu_offload=False, compile=what
+    )
+    trainer = replace(config.trainer, benchmark=False, profile_update=None)
+    return replace(
+        config, parallel=parallel, trainer=trainer, runtime=runtime, world_size=1, num_seeds=1
+    )
+
+
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     # Here, so that --help and errors of the command line do not wait for torch.
     from bert_recipe.training import checks
-    from bert_recipe.training.chosen_settings import with_batch
+    from bert_recipe.training.chosen_settings import loader_of
     from bert_recipe.training.memory_estimate import MemorySettings
-    from bert_recipe.training.plan import plan_training
+    from bert_recipe.training.plan import open_runs
     from bert_recipe.training.setup import start_runtime
 
     findings = checks.Findings()
     config = make_run_config(args, processes)
-    one = config.alone()
+    one = alone(config)
     with findings.check():
         checks.check_packages(findings, config)
     with findings.check(), start_runtime(one, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
         # Of the first fold, if there are several.
-        plan = next(iter(plan_training(one, PROGRAMS[name].make_task(args), runtime).values()))
-        if "global_batch_size" in config.fine_tuning.chosen_by_rule:
-            config = with_batch(config, plan.config.loader.global_batch_size)
-        loader = plan.data.task.in_sequences(config.loader, plan.data.dataset)
-        memory = MemorySettings(replace(config, loader=loader))
+        run = next(iter(open_runs(one, PROGRAMS[name].make_task(args), runtime).values()))
+        loader = config.loader
+        if "global_batch_size" in config.chosen_by_rule:
+            loader = loader_of(config, run.values.loader.global_batch_size)
+        memory = MemorySettings(config, run.task.in_sequences(loader, run.data.dataset))
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
-                check(findings, plan)
+                check(findings, run)
         with findings.check():
-            checks.check_overfitting(findings, plan, runtime)
+            checks.check_overfitting(findings, run, runtime)
         with findings.check():
-            checks.check_memory(findings, plan, memory)
-            checks.check_updates(findings, plan, runtime, processes)
+            checks.check_memory(findings, run, memory)
+            checks.check_updates(findings, run, runtime, processes)
     return findings.num_wrong
 
 

@@ -145,12 +145,12 @@ def flag_of(name: str) -> str:
 
 def open_model(args: Arguments) -> Predictor:
     """The model of --init-checkpoint, for what the flags ask."""
-    from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
+    from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model_in
     from bert_recipe.checkpoint.model_folder import ModelFolder
-    from bert_recipe.config import CUSTOM, ModelSelection
+    from bert_recipe.config import ModelSelection
 
     folder = ModelFolder.find(args.init_checkpoint)
-    choice = choose_model(from_flags(ModelSelection, args, name=CUSTOM), folder)
+    choice = choose_model_in(folder, from_flags(ModelSelection, args, bert_model=None))
     check_same_kind(folder, choice)
     head = choose_predictor(args, folder, choice.config)
     return load_predictor(args, head, folder, choice)
@@ -163,7 +163,6 @@ def load_predictor(
     if no length is given.
     """
     from bert_recipe.checkpoint.start import no_log
-    from bert_recipe.config import PredictionConfig
     from bert_recipe.model.encoders.config import check_length
     from bert_recipe.tasks.predictors import ClassPredictor, FrozenClassPredictor
     from bert_recipe.training.evaluation import predict
@@ -183,10 +182,9 @@ def load_predictor(
     runtime = make_runtime(args)
     parallel = load_fine_tuned(head.head, config, folder, runtime, log=no_log)
     parallel.prepare_for_inference(runtime.precision.dtype)
-    prediction = PredictionConfig(args.batch_size)
 
     def logits(dataset: SequenceDataset, axis: str) -> np.ndarray:
-        return predict(parallel, dataset, axis, prediction, runtime)[0]
+        return predict(parallel, dataset, axis, args.batch_size, runtime)[0]
 
     return head(
         config=config,

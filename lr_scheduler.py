@@ -2,8 +2,8 @@
 
     from lr_scheduler import ScheduleConfig, make_schedule
 
-    config = ScheduleConfig(learning_rate=6e-3, warmup_proportion=0.2843, total_steps=7038)
-    rate = make_schedule(config)
+    config = ScheduleConfig(learning_rate=6e-3, warmup_proportion=0.2843)
+    rate = make_schedule(config, total_steps=7038)
     rates = [rate(0), rate(2000), rate(7037)]
 
 All lie in bert_recipe/optimization/lr_scheduler.py, their flags (--lr-decay, ...) in

@@ -203,14 +203,15 @@ def file_task_name(args: Arguments) -> str:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    config, task = make_run_config(args), make_task(args)
+    # A fit is one update, which is repeated if it is there.
+    changes = {"max_steps": 1, "epochs": None, "resume_from_checkpoint": True}
+    config = make_run_config(args, **changes if args.frozen_encoder else {})
+    task = make_task(args)
     from bert_recipe.training.frozen_encoder import fit_and_predict
     from bert_recipe.training.workflow import run_task
 
     if not args.frozen_encoder:
         return run_task(config, task, "GLUE")
-    # One fit, which is repeated if it is there.
-    config = config.with_values(trainer={"max_steps": 1, "epochs": None}, start={"resume": True})
     return run_task(config, task, "GLUE", fit_and_predict)
 
 

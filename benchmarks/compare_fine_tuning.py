@@ -365,8 +365,8 @@ class TransformersRun:
         args = self.args
         train = self.data.features(training=True)
         max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
-        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=WARMUP)
-        arguments = (config, args.batch_size, self.seed, args.amp)
+        config = ScheduleConfig(args.learning_rate, warmup_proportion=WARMUP)
+        arguments = (config, max_steps, args.batch_size, self.seed, args.amp)
         make_batch = lambda chosen: self.collate([train[place] for place in chosen])  # noqa: E731
         lengths = [len(row["input_ids"]) for row in train] if self.group_by_length else None
         trainer = TransformersTrainer(

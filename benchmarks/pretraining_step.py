@@ -45,7 +45,7 @@ from benchmarks.common.shards import make_shards
 from benchmarks.common.training import (
     MAX_GRAD_NORM,
     fused_adamw,
-    make_trainer,
+    measured_trainer,
     train_step,
 )
 from benchmarks.common.transformers_training import (
@@ -63,7 +63,7 @@ from benchmarks.common.worker import (
 )
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.checkpoint.pretrained import make_model
-from bert_recipe.config import LoaderConfig, ParallelConfig
+from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
@@ -111,7 +111,7 @@ class Implementation:
         self.stopwatch = Stopwatch(self.runtime.device)
         self.is_bert = args.model not in MODERN_MODELS
         self.config = read_config(config_file(args.model))
-        dataset = PretrainingDataset(folder, self.config.vocab_size)
+        self.dataset = dataset = PretrainingDataset(folder, self.config.vocab_size)
         sizes = args.batch_size, args.batch_size * args.gradient_merge_steps
         self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_labelled_per_sample)
         shape = (args.rounds + 1) * args.steps, sizes[1]  # the samples of all steps of all rounds
@@ -154,8 +154,15 @@ class ThisProject(Implementation):
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
         task = PretrainingTask(self.is_bert, args.seq_length)
-        strategy = ParallelConfig(args.compile)
-        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", strategy)
+        self.trainer = measured_trainer(
+            self.model,
+            task,
+            self.dataset,
+            self.runtime,
+            self.loader.batch_size,
+            global_batch_size=self.loader.global_batch_size,
+            compile=args.compile,
+        )
         self.stopwatch = self.trainer.stopwatch
 
     def settings(self) -> dict[str, Any]:

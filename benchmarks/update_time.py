@@ -48,8 +48,8 @@ from benchmarks.common.training import train_step
 from benchmarks.common.transformers_training import add_attention_flag
 from benchmarks.common.worker import Worker, measure_in_turns
 from bert_recipe.config.arguments import make_run_config
-from bert_recipe.training.plan import plan_training
-from bert_recipe.training.setup import start_runtime
+from bert_recipe.training.plan import open_runs
+from bert_recipe.training.setup import build_trainer, make_loader, start_runtime
 from bert_recipe.utils.command_line import positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line
@@ -87,9 +87,9 @@ class ProjectUpdates:
         task = run_pretraining.make_task(parsed)
         self.cleanup = contextlib.ExitStack()
         runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
-        [training] = plan_training(config, task, runtime).values()
-        self.trainer = training.build_trainer(runtime)
-        self.batches: Iterator = iter(training.make_loader(self.trainer))
+        [training] = open_runs(config, task, runtime).values()
+        self.trainer = build_trainer(training, runtime)
+        self.batches: Iterator = iter(make_loader(training, self.trainer))
         self.optimizer = plan.contestant.optimizer
 
     def settings(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 import run_glue
 from bert_recipe.checkpoint.identity import read_record
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
-from bert_recipe.config import CheckpointMetadata
+from bert_recipe.config import RunConfig
 from bert_recipe.reporting.comparison import (
     ScoreDifference,
     differences_of,
@@ -70,7 +70,7 @@ FLAGS = (
     Flag("--after", Path, REQUIRED, "model folder, or folder of steps, after"),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs and comparison.txt"),
     Flag("--num-seeds", at_least_two, 5, "seeds of each model"),
-    Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
+    Flag("--seed", int, RunConfig.seed, "the first seed"),
 )
 # What this program decides.
 REFUSED = ("--epochs", "--train-batch-size", "--batch-size", "--init-checkpoint", "--max-steps")

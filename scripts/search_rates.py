@@ -34,7 +34,7 @@ import numpy as np
 
 import report
 from bert_recipe.checkpoint.identity import read_record
-from bert_recipe.config import CheckpointMetadata
+from bert_recipe.config import RunConfig
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.reporting.paired_scores import LEVEL, holm, p_value_of, paired_part
@@ -80,7 +80,7 @@ FLAGS = (
         options={"nargs": "+"},
     ),
     Flag("--num-seeds", positive_int, 3, "seeds of each setting, which are compared in pairs"),
-    Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
+    Flag("--seed", int, RunConfig.seed, "the first seed"),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs, search.md and report.html"),
 )
 

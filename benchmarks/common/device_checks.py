@@ -26,13 +26,13 @@ from torch import Tensor
 from benchmarks.common.attention_check import implementation_checks
 from benchmarks.common.training import (
     RandomDataset,
-    batch_stats,
     load_bert_config,
-    make_trainer,
+    measured_trainer,
 )
 from bert_recipe.config import LoaderConfig, ParallelConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.attention import default_implementation
 from bert_recipe.model.encoders.bert import BertForPreTraining
 from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
@@ -186,15 +186,17 @@ def prepare_step(
     with torch.device("meta"):
         model = model_class(config)
     task = PretrainingTask(case.encoder == "bert", sizes.seq_length)
-    strategy = ParallelConfig(case.compile, case.activation_checkpoint)
     runtime = Runtime(device, case.precision)
-    trainer = make_trainer(model, task, loader, runtime, optimizer, strategy)
+    dataset = RandomDataset(sizes.batch_size, sizes.seq_length, config.vocab_size)
+    dataset.lengths[-1] -= dataset.lengths.sum() % 16 == 0  # no product has only multiples of 16
+    strategies = {"compile": case.compile, "activation_checkpoint": case.activation_checkpoint}
+    trainer = measured_trainer(
+        model, task, dataset, runtime, sizes.batch_size, optimizer=optimizer, **strategies
+    )
     if case.precision.needs_loss_scale:
         trainer.state.loss_scale.value.fill_(FLOAT16_SCALE)
     if case.attention != "auto":
         model.base_model.attention_implementation = case.attention
-    dataset = RandomDataset(sizes.batch_size, sizes.seq_length, config.vocab_size)
-    dataset.lengths[-1] -= dataset.lengths.sum() % 16 == 0  # no product has only multiples of 16
     num_sizes = 1 if case.has_filler else None
     limits = MicroBatchLimits.of(loader, num_sizes, is_compiled=case.compile != "none")
     indices = np.arange(sizes.batch_size)
@@ -205,7 +207,7 @@ def step_loss(trainer: Trainer, batch: StepBatch) -> float:
     """The loss of `batch`; its gradients are left in the trainer's parameters."""
     for p in trainer.parallel.named_parameters().values():
         p.grad = None
-    stats = batch_stats(batch)
+    stats = GlobalBatchStats.of(batch)
     sums = trainer.training_step(batch, stats)
     return float(trainer.task.loss(sums, stats.counts).double())
 

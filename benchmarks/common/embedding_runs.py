@@ -26,8 +26,8 @@ from bert_recipe.config.arguments import make_run_config
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.training.evaluation import predict
-from bert_recipe.training.plan import plan_training
-from bert_recipe.training.setup import start_runtime
+from bert_recipe.training.plan import open_runs
+from bert_recipe.training.setup import build_trainer, make_loader, start_runtime
 from bert_recipe.utils.command_line import Arguments
 from bert_recipe.utils.device import select_device
 
@@ -60,14 +60,14 @@ class ProjectEmbeddings:
             config = make_run_config(parsed)
             with start_runtime(config, "embeddings") as runtime:
                 started = time.process_time()
-                [plan] = plan_training(config, run_embeddings.make_task(parsed), runtime).values()
-                (dev,) = plan.data.sets
-                texts = 2 * len(plan.data.dataset) + len(dev.dataset)
+                [run] = open_runs(config, run_embeddings.make_task(parsed), runtime).values()
+                (dev,) = run.data.sets
+                texts = 2 * len(run.data.dataset) + len(dev.dataset)
                 tokenization = 2 * (time.process_time() - started) / texts  # of a pair
-                trainer = plan.build_trainer(runtime)
-                trainer.train(timed(plan.make_loader(trainer), seconds))
+                trainer = build_trainer(run, runtime)
+                trainer.train(timed(make_loader(run, trainer), seconds))
                 vectors, _ = predict(
-                    trainer.parallel, dev.dataset, "sequence", config.prediction, runtime
+                    trainer.parallel, dev.dataset, "sequence", config.prediction.batch_size, runtime
                 )
         rate = 1 / (tokenization + float(np.mean(seconds)) / self.args.batch_size)
         return dev.finish(vectors, None) | {PAIRS_RATE: rate}
@@ -135,10 +135,10 @@ class SentenceTransformersRun:
         args = self.args
         num_pairs = len(self.train.rows)
         max_steps = math.ceil(args.epochs * num_pairs / args.batch_size)
-        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=WARMUP)
+        config = ScheduleConfig(args.learning_rate, warmup_proportion=WARMUP)
         loss = PairsLoss(self.model, self.score)
         trainer = TransformersTrainer(
-            loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp
+            loss, num_pairs, self.batch, config, max_steps, args.batch_size, self.seed, args.amp
         )
         started = time.process_time()
         trainer.train()

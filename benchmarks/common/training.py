@@ -2,8 +2,8 @@
 implementations beside it.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +11,8 @@ from torch import nn
 
 from benchmarks.common.results import config_file
 from bert_recipe.checkpoint.model_folder import read_config
-from bert_recipe.config import (
-    CheckpointMetadata,
-    LoaderConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RunConfig,
-    ScheduleConfig,
-    StartConfig,
-    TrainerConfig,
-)
+from bert_recipe.config import OptimizerConfig, TrainerConfig
+from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -29,7 +21,7 @@ from bert_recipe.model.token_stream import StepBatch
 from bert_recipe.optimization.protocol import parameter_groups
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task
-from bert_recipe.training.setup import build_trainer
+from bert_recipe.training.library import make_settings, make_trainer
 from bert_recipe.training.trainer import Trainer
 
 MAX_STEPS = 10**4
@@ -42,34 +34,27 @@ def load_bert_config(model: str) -> BertConfig:
     return read_config(config_file(model))
 
 
-def make_trainer(
+def measured_trainer(
     model: PreTrainedModel,
     task: Task,
-    loader: LoaderConfig,
+    dataset: StreamDataset,
     runtime: Runtime,
-    optimizer: str,
-    parallel: ParallelConfig,
+    batch_size: int,
+    **flags: Any,
 ) -> Trainer:
-    """A trainer as training.setup.build_trainer builds it, which saves nothing."""
-    config = RunConfig(
-        TrainerConfig(MAX_STEPS, checkpoint_folder=Path("unused"), benchmark=True),
-        loader,
-        OptimizerConfig(optimizer),
-        ScheduleConfig(MAX_STEPS, LEARNING_RATE, "constant"),
-        parallel,
-        StartConfig(),
-        CheckpointMetadata({}, 0, phase="benchmark"),
+    """The trainer of a run that saves nothing, with a constant learning rate. flags: see
+    library.make_settings.
+    """
+    values = {"max_steps": MAX_STEPS, "learning_rate": LEARNING_RATE, "lr_decay": "constant"}
+    settings = make_settings(
+        "unused", benchmark=True, seed=0, batch_size=batch_size, **values, **flags
     )
-    return build_trainer(model, task, config, runtime)
-
-
-def batch_stats(batch: StepBatch) -> GlobalBatchStats:
-    return GlobalBatchStats(*map(int, batch.counts))
+    return make_trainer(model, task, dataset, settings, runtime)
 
 
 def train_step(trainer: Trainer, batch: StepBatch) -> None:
     """One whole step, timed by trainer.stopwatch."""
-    trainer.training_step(batch, batch_stats(batch))
+    trainer.training_step(batch, GlobalBatchStats.of(batch))
     trainer.optimizer_step()
 
 

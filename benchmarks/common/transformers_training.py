@@ -152,7 +152,7 @@ def order_grouped_by_length(
 
 
 class TransformersTrainer:
-    """Makes all updates of `config` with a model of transformers.
+    """Makes `max_steps` updates with the schedule of `config` and a model of transformers.
 
     make_batch: gets the numbers of a batch's samples; every epoch has an order of its own.
     amp: bfloat16 autocast.
@@ -167,6 +167,7 @@ class TransformersTrainer:
         num_samples: int,
         make_batch: Callable[[np.ndarray], dict[str, Tensor]],
         config: ScheduleConfig,
+        max_steps: int,
         batch_size: int,
         seed: int,
         amp: bool = False,
@@ -176,9 +177,9 @@ class TransformersTrainer:
         self.model = model.train()
         self.make_batch = make_batch
         self.forward: Callable[..., Any] = model  # or the model compiled
-        self.batch_size, self.amp, self.max_steps = batch_size, amp, config.total_steps
+        self.batch_size, self.amp, self.max_steps = batch_size, amp, max_steps
         self.optimizers = make_optimizers(model, optimizer)
-        self.schedule = make_schedule(config)
+        self.schedule = make_schedule(config, max_steps)
         num_drawn = self.max_steps * batch_size
         if lengths is None:
             self.order = sample_order(np.arange(num_drawn), num_samples, seed)

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import sentence_files
-from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import listed
 from bert_recipe.utils.files import write_atomically
 
@@ -87,6 +88,23 @@ TEMPLATE = """\
 {{ fence }}
 {% endif %}
 """
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """What a model folder has besides weights and config.
+
+    name: of the model.
+    max_length: of the texts of fine-tuning, in tokens.
+    files: further ones, by name.
+    command: what a user typed, with the names of files only.
+    """
+
+    tokenizer: Tokenizer
+    name: str = ""
+    max_length: int | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +232,8 @@ class ModelCard:
 def card_of(
     architecture: str,
     config: ModelConfig,
-    metadata: CheckpointMetadata,
+    record: RunRecord,
+    parts: ModelParts,
     step: int | None,
     scores: Mapping[str, float] = MappingProxyType({}),
     training_loss: float | None = None,
@@ -222,8 +241,8 @@ def card_of(
     """The card of a checkpoint. Of files it has the names only, since it may be published.
     training_loss: of the last update that was logged.
     """
-    flags = metadata.arguments
-    facts = {"task": metadata.phase, "step": f"{step:,}" if step is not None else "the best one"}
+    flags = record.arguments
+    facts = {"task": record.phase, "step": f"{step:,}" if step is not None else "the best one"}
     for fact, flag in (
         ("training file", "train_file"),
         ("training data", "data_dir"),
@@ -231,28 +250,28 @@ def card_of(
     ):
         if flags.get(flag):
             facts[fact] = Path(flags[flag]).name
-    if metadata.data is not None:
-        facts["digest of the data"] = metadata.data
-    facts["samples"] = f"{metadata.num_samples:,}"
-    facts["seed"] = str(metadata.seed)
+    if record.data is not None:
+        facts["digest of the data"] = record.data
+    facts["samples"] = f"{record.num_samples:,}"
+    facts["seed"] = str(record.seed)
     if training_loss is not None:
         facts["training loss"] = f"{training_loss:.4g}"
     facts["date"] = date.today().isoformat()
-    if metadata.max_length:
-        facts["longest text"] = f"{metadata.max_length} tokens"
+    if parts.max_length:
+        facts["longest text"] = f"{parts.max_length} tokens"
     base = None
     if flags.get("from_pretrained_params") is not None:
         base = ModelFolder(flags["from_pretrained_params"]).name
         facts["started from"] = base
     return ModelCard(
-        name=metadata.name or metadata.phase,
+        name=parts.name or record.phase,
         model_type=config.model_type,
         architecture=architecture,
         labels=config.labels,
-        is_embedding=SENTENCE_MODULES in metadata.files and not has_classifier(metadata.files),
-        is_fitted=has_classifier(metadata.files),
+        is_embedding=SENTENCE_MODULES in parts.files and not has_classifier(parts.files),
+        is_fitted=has_classifier(parts.files),
         facts=facts,
-        command=metadata.command,
+        command=parts.command,
         base=as_base(base),
         scores=scores,
         scored_file=scored_data(flags),

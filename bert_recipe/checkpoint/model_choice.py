@@ -11,6 +11,7 @@ from bert_recipe.checkpoint.folder import CONFIG_FILE
 from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
 from bert_recipe.checkpoint.start import find_start
 from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection, RunConfig
+from bert_recipe.config.start import DEFAULT_BERT_MODEL
 from bert_recipe.model.encoders.config import VOCAB_MULTIPLE, ModelConfig
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -51,6 +52,13 @@ def choose_model(selection: ModelSelection, source: ModelFolder | None = None) -
         ) from error
 
 
+def choose_model_in(folder: ModelFolder, selection: ModelSelection) -> ModelChoice:
+    """`choose_model` for a program without a model of its own by default."""
+    if not folder.has_config and selection.config_file is None:
+        raise UserError(f"{folder} has no {CONFIG_FILE}: copy it there, or give --config-file")
+    return choose_model(selection, folder)
+
+
 def gives_config(source: ModelFolder | None, selection: ModelSelection) -> TypeGuard[ModelFolder]:
     """Whether the architecture is that of the folder, because no flag names another."""
     return source is not None and selection.given_name is None and source.has_config
@@ -62,7 +70,7 @@ def model_name(selection: ModelSelection, source: ModelFolder | None = None) -> 
     """
     if gives_config(source, selection):
         return source.name
-    return selection.given_name or selection.name
+    return selection.given_name or DEFAULT_BERT_MODEL
 
 
 def choose_config(selection: ModelSelection, source: ModelFolder | None) -> ModelConfig:
@@ -71,10 +79,9 @@ def choose_config(selection: ModelSelection, source: ModelFolder | None) -> Mode
         return read_config(selection.config_file)
     if gives_config(source, selection):
         return source.config
-    if selection.name != CUSTOM:
-        return read_config(CONFIGS / f"{selection.name}.json")
-    if source is not None and not selection.is_named:
-        raise UserError(f"{source} has no {CONFIG_FILE}: copy it there, or give --config-file")
+    name = selection.name or DEFAULT_BERT_MODEL
+    if name != CUSTOM:
+        return read_config(CONFIGS / f"{name}.json")
     raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
-from bert_recipe.checkpoint.identity import first_difference, first_setting
+from bert_recipe.checkpoint.identity import RunRecord, first_difference, first_setting
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.config import CheckpointMetadata, is_step
+from bert_recipe.config import is_step
 from bert_recipe.tokenization.files import Casing
+from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 
@@ -70,21 +71,26 @@ def read_progress(folder: Path, prefix: str) -> Progress:
 
 
 def check_same_run(
-    folder: ModelFolder, progress: Progress, config: JsonObject, metadata: CheckpointMetadata
+    folder: ModelFolder,
+    progress: Progress,
+    config: JsonObject,
+    record: RunRecord,
+    tokenizer: Tokenizer,
 ) -> None:
     """Raises UserError if the checkpoint `folder` is of another run, as `identity.check_record`
     does for the record of a folder of steps.
 
     config: of the run's model.
-    metadata: of the run.
+    record: of the run.
+    tokenizer: of its model.
     """
     casing = Casing.of(folder.tokenizer_settings)
     for name, then, now in (
-        ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
-        ("the phase or task", progress.phase, metadata.phase),
-        ("--seed", progress.seed, metadata.seed),
-        ("the number of samples", progress.num_samples, metadata.num_samples),
-        ("the digest of the data", progress.data, metadata.data),
+        ("the casing of the vocabulary", casing, Casing.of(tokenizer.casing_settings())),
+        ("the phase or task", progress.phase, record.phase),
+        ("--seed", progress.seed, record.seed),
+        ("the number of samples", progress.num_samples, record.num_samples),
+        ("the digest of the data", progress.data, record.data),
     ):
         if then not in (now, None):
             raise UserError(
@@ -93,9 +99,9 @@ def check_same_run(
     plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
     if changes := changed_values(folder.config_values, plain):
         raise UserError(f"checkpoint {folder}: {changes[0]}: {WAYS_OUT}")
-    if difference := first_difference(progress.identity, metadata.identity):
+    if difference := first_difference(progress.identity, record.identity):
         raise UserError(f"checkpoint {folder} belongs to a run with {difference}: {WAYS_OUT}")
-    check_length(folder, progress, metadata.hyperparameters)
+    check_length(folder, progress, record.hyperparameters)
 
 
 def check_length(folder: ModelFolder, progress: Progress, hyperparameters: JsonObject) -> None:
@@ -113,17 +119,17 @@ def check_length(folder: ModelFolder, progress: Progress, hyperparameters: JsonO
 
 
 def check_same_batch(
-    folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata, world_size: int
+    folder: ModelFolder, progress: Progress, record: RunRecord, world_size: int
 ) -> None:
     """Raises UserError if another number of processes alone changes the global batch: nobody asked
     for that, and the learning rate would not fit.
     """
     then = progress.hyperparameters.get(GLOBAL_BATCH)
-    now = metadata.hyperparameters.get(GLOBAL_BATCH)
+    now = record.hyperparameters.get(GLOBAL_BATCH)
     if then in (now, None) or progress.world_size == world_size:
         return
     is_asked = any(
-        progress.arguments.get(name) != metadata.arguments.get(name)
+        progress.arguments.get(name) != record.arguments.get(name)
         for name in ("batch_size", "gradient_merge_steps", "global_batch_size")
     )
     if not is_asked:
@@ -134,17 +140,15 @@ def check_same_batch(
         )
 
 
-def changes_since(
-    progress: Progress, metadata: CheckpointMetadata, versions: JsonObject
-) -> list[str]:
+def changes_since(progress: Progress, record: RunRecord, versions: JsonObject) -> list[str]:
     """Notes on settings of the run, and on its `versions` (see TrainState), that are not those of
     the checkpoint that it resumes.
     """
-    changes = changed_values(progress.hyperparameters, metadata.hyperparameters)
+    changes = changed_values(progress.hyperparameters, record.hyperparameters)
     notes = [f"note: {change}" for change in changes]
     library = progress.versions.get(FLOAT32_LINEAR)
     for name, then, now in (
-        ("--compile", progress.arguments.get("compile"), metadata.arguments.get("compile")),
+        ("--compile", progress.arguments.get("compile"), record.arguments.get("compile")),
         ("the library of float32 linear layers", library, versions[FLOAT32_LINEAR]),
     ):
         if then not in (now, None):

@@ -39,8 +39,8 @@ from bert_recipe.checkpoint.progress import (
     read_progress,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
-from bert_recipe.checkpoint.start import Start, StartKind, resolve_start
-from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
+from bert_recipe.checkpoint.start import StartKind, resolve_start
+from bert_recipe.checkpoint.trained import SavedLossScale, SavedRun, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
     checkpoint_shapes,
     copy_rows,
@@ -48,7 +48,6 @@ from bert_recipe.checkpoint.weights import (
     unused_pooler,
 )
 from bert_recipe.checkpoint.writer import Checkpoint
-from bert_recipe.config import CheckpointMetadata, RunRecord
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
@@ -68,19 +67,18 @@ class TrainState:
 
     def __init__(
         self,
+        run: SavedRun,
         parallel: TrainedModel,
         optimizer: torch.optim.Optimizer,
         optimizer_spec: StateSpec,
         loss_scale: SavedLossScale,
-        metadata: CheckpointMetadata,
         distributed: DistributedContext,
-        ema: float | None = None,
     ):
-        self.ema = ema
+        self.run, self.record, self.prefix = run, run.record, run.settings.prefix
         self.averages: WeightAverages | None = None  # once the weights are loaded
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
-        self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
-        self.identity = metadata.identity  # with what only the resumed checkpoint knows
+        self.loss_scale, self.distributed = loss_scale, distributed
+        self.identity = run.record.identity  # with what only the resumed checkpoint knows
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
@@ -106,11 +104,11 @@ class TrainState:
     @property
     def epoch_and_step(self) -> tuple[int, int]:
         """The epoch, counted from 0, and the number of the last update."""
-        return max(self.samples_consumed - 1, 0) // self.metadata.num_samples, self.step
+        return max(self.samples_consumed - 1, 0) // self.record.num_samples, self.step
 
     def place(self, max_steps: int) -> str:
         """The phase and the step, for the log."""
-        return f"{self.metadata.phase}  step {self.step}/{max_steps}"
+        return f"{self.record.phase}  step {self.step}/{max_steps}"
 
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
@@ -121,7 +119,7 @@ class TrainState:
     def capture(self) -> Checkpoint:
         """The state as a checkpoint, called on all ranks. Tensors are not copied."""
         parameters = self.parallel.named_parameters()
-        prefix = self.metadata.prefix
+        prefix = self.prefix
         state_rows = []
         for name in parameters:
             state = self.parallel.optimizer_state(self.optimizer, name)
@@ -141,7 +139,10 @@ class TrainState:
                 self._rows(name, name, tensor) for name, tensor in averages.items()
             ]
         config, architecture = self.model.config, self.model.architecture
-        return Checkpoint(self.step, tensors, config, architecture, self._progress(), self.metadata)
+        progress, parts = self._progress(), self.run.parts
+        return Checkpoint(
+            self.step, tensors, config, architecture, progress, self.record, parts, prefix
+        )
 
     def _rows(
         self, parameter: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None
@@ -165,70 +166,64 @@ class TrainState:
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
-        metadata = self.metadata
+        record = self.record
         progress = Progress(
             step=self.step,
             samples_consumed=self.samples_consumed,
             schedule_start=self.schedule_start,
-            phase=metadata.phase,
-            seed=metadata.seed,
-            num_samples=metadata.num_samples,
+            phase=record.phase,
+            seed=record.seed,
+            num_samples=record.num_samples,
             optimizer=self.saved_optimizer,
             loss_scale=self.loss_scale.state_dict(),
             train_seconds=self.train_seconds,
             raw_train_seconds=self.raw_train_seconds,
             world_size=self.distributed.world_size,
-            data=metadata.data,
-            data_files=metadata.data_files,
+            data=record.data,
+            data_files=record.data_files,
             evaluated_step=self.evaluated_step,
             identity=self.identity,
             encoder_start=self.encoder_start,
             head_losses=self.head_losses,
-            hyperparameters=metadata.hyperparameters,
-            arguments=metadata.arguments,
+            hyperparameters=record.hyperparameters,
+            arguments=record.arguments,
             versions=self.versions,
         )
         return asdict(progress)
 
-    def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Restores a checkpoint, loads weights, or does nothing.
-
-        start: what the flags name.
-        checkpoint_folder: the run's own folder of steps. An existing one is locked and must not
-            belong to another run.
-        record: the run's record, on the main process, if it will write checkpoints to
-            `checkpoint_folder`.
+    def restore(self) -> None:
+        """Restores a checkpoint, loads weights, or does nothing, as the start of the run says. Its
+        folder, if there is one and the run saves, is locked and must not belong to another run.
         """
-        kind, folder = self._resolve_start(start, checkpoint_folder, record)
+        kind, folder = self._resolve_start()
         if folder is None:
             pass  # the weights stay random
         elif kind is StartKind.WEIGHTS:
             self.load_weights(folder)
             self._check_loaded(folder)
         else:
-            progress = read_progress(folder.path, self.metadata.prefix)
+            progress = read_progress(folder.path, self.prefix)
             if kind is StartKind.RESUMED:
                 self._resume(folder, progress)
             else:
                 self._continue_with_warmup(folder, progress)
-        if self.ema is not None:
-            resumed = folder if kind is StartKind.RESUMED else None
-            self._start_averages(resumed, self.ema)
+        decay = self.run.settings.trainer.ema
+        if decay is not None:
+            self._start_averages(folder if kind is StartKind.RESUMED else None, decay)
 
-    def _resolve_start(
-        self, start: Start, checkpoint_folder: Path, record: RunRecord | None
-    ) -> tuple[StartKind, ModelFolder | None]:
+    def _resolve_start(self) -> tuple[StartKind, ModelFolder | None]:
         """What the run takes over, and from which folder, which all ranks see; None for random
         weights. Locks the run's own folder and checks it.
         """
+        run, start = self.run, self.run.start
 
         def prepare() -> tuple[str, str | None]:
-            if record is not None and checkpoint_folder.is_dir():
-                self.lock = lock_folder(checkpoint_folder)
+            if run.saves and run.folder.is_dir():
+                self.lock = lock_folder(run.folder)
                 if start.config.overwrite:
-                    overwrite(checkpoint_folder, start.result_files, start.weights)
-                check_record(checkpoint_folder, record)
-            point = resolve_start(start, checkpoint_folder, saves=record is not None)
+                    overwrite(run.folder, start.result_files, start.weights)
+                check_record(run.folder, self.record)
+            point = resolve_start(start, run.folder, run.saves)
             return point.kind.name, None if point.folder is None else str(point.folder)
 
         kind, path = self.distributed.on_main(prepare)
@@ -252,13 +247,14 @@ class TrainState:
         """Resumes from a checkpoint of this run: weights, optimizer, schedule, loss scale and data
         position. Raises UserError if it is of another run.
         """
-        check_same_run(folder, progress, self.model.config.to_dict(), self.metadata)
-        check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
-        for note in changes_since(progress, self.metadata, self.versions):
+        config, tokenizer = self.model.config.to_dict(), self.run.parts.tokenizer
+        check_same_run(folder, progress, config, self.record, tokenizer)
+        check_same_batch(folder, progress, self.record, self.distributed.world_size)
+        for note in changes_since(progress, self.record, self.versions):
             self._log(note)
         self.identity = complete_identity(self.identity, progress.identity)
         self.evaluated_step = progress.evaluated_step
-        self.data_may_differ = progress.data_files != self.metadata.data_files
+        self.data_may_differ = progress.data_files != self.record.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed = progress.samples_consumed
         self.schedule_start = progress.schedule_start
@@ -292,7 +288,7 @@ class TrainState:
         # trained, the encoder had none.
         encoder_start = progress.encoder_start
         was_frozen = encoder_start is None or (encoder_start > 0 and encoder_start == progress.step)
-        path = folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX)
+        path = folder.path / (self.prefix + OPTIMIZER_SUFFIX)
         self._restore_optimizer(path, was_frozen)
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress.loss_scale)
@@ -361,7 +357,7 @@ class TrainState:
         self.averages = WeightAverages(self.parallel, decay)
         if checkpoint is None:
             return
-        path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
+        path = checkpoint.path / (self.prefix + AVERAGES_SUFFIX)
         if path.is_file():
             self.averages.load(open_state(path, self.shapes))
         else:
@@ -369,26 +365,26 @@ class TrainState:
                 f"note: {checkpoint} has no averages of the weights: they start at its weights"
             )
 
-    def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Before the first step: creates and locks `checkpoint_folder` for this run, and writes the
-        run's record to it. Raises UserError, without a change of the folder, if another run has it,
-        or if ranks do not see it. record: see `start_from`.
+    def claim_folder(self) -> None:
+        """Before the first step: creates and locks the folder of this run, and writes the run's
+        record to it. Raises UserError, without a change of the folder, if another run has it, or if
+        ranks do not see it.
         """
+        folder = self.run.folder
 
         def claim() -> str:
             if self.lock is None:  # there was no folder when the run chose its start
-                self.lock = lock_folder(checkpoint_folder)
-                if checkpoint_steps(checkpoint_folder):
+                self.lock = lock_folder(folder)
+                if checkpoint_steps(folder):
                     raise UserError(
-                        f"{checkpoint_folder} has checkpoints of another run, which was started at "
-                        f"the same moment: rerun the same command"
+                        f"{folder} has checkpoints of another run, which was started at the same "
+                        f"moment: rerun the same command"
                     )
-            if record is not None:
-                write_record(checkpoint_folder, record)
-            resumed = checkpoint_folder / str(self.step)
+            write_record(folder, self.record)
+            resumed = folder / str(self.step)
             if resumed.is_dir():
-                publish_averages(resumed, self.metadata.prefix)
-            probe = temporary_path(checkpoint_folder / RECORD_FILE)
+                publish_averages(resumed, self.prefix)
+            probe = temporary_path(folder / RECORD_FILE)
             probe.touch(exist_ok=False)
             return str(probe)
 
@@ -396,18 +392,18 @@ class TrainState:
         try:
             self._check_shared([probe])
         finally:
-            self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
+            self.distributed.on_main(partial(remove_leftovers, folder))
 
-    def current_folder(self, checkpoint_folder: Path) -> Path:
+    def current_folder(self) -> Path:
         """Where the run's folder of steps is now, which somebody may have renamed; if it was
         removed, a new folder beside it. For the ranks that write.
         """
 
         def find() -> str:
-            folder = checkpoint_folder if self.lock is None else self.lock.current_path()
+            folder = self.run.folder if self.lock is None else self.lock.current_path()
             if folder is None:
-                name = f"{checkpoint_folder.name}-removed-{os.getpid()}"
-                folder = checkpoint_folder.with_name(name)
+                name = f"{self.run.folder.name}-removed-{os.getpid()}"
+                folder = self.run.folder.with_name(name)
                 folder.mkdir(parents=True, exist_ok=True)
             return str(folder)
 

@@ -1,11 +1,16 @@
 """What checkpoints need of the parts of a run, which are made in layers above this one."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from bert_recipe.checkpoint.identity import RunRecord
+from bert_recipe.checkpoint.model_card import ModelParts
+from bert_recipe.checkpoint.start import Start
+from bert_recipe.config import RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
 
 
@@ -30,6 +35,33 @@ class TrainedModel(Protocol):
     def has_word_embeddings(self) -> bool: ...
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]: ...
+
+
+class SavedRun(Protocol):
+    """A run; see training.run.Run.
+
+    folder: of its steps.
+    saves: whether it writes to that; a benchmark does not.
+    parts: of its model folders.
+    """
+
+    @property
+    def settings(self) -> RunConfig: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def start(self) -> Start: ...
+
+    @property
+    def record(self) -> RunRecord: ...
+
+    @property
+    def parts(self) -> ModelParts: ...
+
+    @property
+    def saves(self) -> bool: ...
 
 
 class StateSpec(Protocol):

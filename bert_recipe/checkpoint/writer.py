@@ -24,7 +24,14 @@ from bert_recipe.checkpoint.folder import (
     num_blocks,
     remove_old_checkpoints,
 )
-from bert_recipe.checkpoint.model_card import CARD_FILE, CLASSIFIER, SENTENCE_MODULES, card_of
+from bert_recipe.checkpoint.identity import RunRecord
+from bert_recipe.checkpoint.model_card import (
+    CARD_FILE,
+    CLASSIFIER,
+    SENTENCE_MODULES,
+    ModelParts,
+    card_of,
+)
 from bert_recipe.checkpoint.rows import (
     FileLayout,
     TensorRows,
@@ -33,7 +40,6 @@ from bert_recipe.checkpoint.rows import (
     holds_rows,
     write_rows,
 )
-from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import model_files
 from bert_recipe.utils.collectives import all_reduce
@@ -56,7 +62,8 @@ HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint folder. `tensors`: by file name, this rank's rows of every tensor, with 0 rows
-    where it has none.
+    where it has none. record, parts: of the run, see trained.SavedRun. prefix: of the names of its
+    files.
     """
 
     step: int
@@ -64,7 +71,9 @@ class Checkpoint:
     config: ModelConfig
     architecture: str
     progress: JsonObject
-    metadata: CheckpointMetadata
+    record: RunRecord
+    parts: ModelParts
+    prefix: str = "model"
 
     @property
     def rows(self) -> list[TensorRows]:
@@ -75,23 +84,21 @@ class Checkpoint:
         return next((tensor.rows.device for tensor in self.rows if tensor.rows.is_cuda), None)
 
     def other_files(self) -> dict[str, bytes]:
-        padding = {"pad_token_id": self.metadata.tokenizer.pad_token_id}
+        padding = {"pad_token_id": self.parts.tokenizer.pad_token_id}
         config = {"architectures": [self.architecture], **padding, **self.config.to_dict()}
         if self.architecture.endswith(CLASSIFIER) and self.config.is_number:
             config["sentence_transformers"] = RAW_NUMBER
-        values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
+        values = {CONFIG_FILE: config, self.prefix + PROGRESS_SUFFIX: self.progress}
         files = {name: as_json(value) for name, value in values.items()}
-        length = self.metadata.max_length or self.config.max_length
+        length = self.parts.max_length or self.config.max_length
         # text-embeddings-inference reads a tokenizer.json only.
-        is_served = (
-            self.architecture.endswith(CLASSIFIER) or SENTENCE_MODULES in self.metadata.files
-        )
+        is_served = self.architecture.endswith(CLASSIFIER) or SENTENCE_MODULES in self.parts.files
         needs_json = self.config.needs_tokenizer_json or is_served
         files |= model_files(
-            self.metadata.tokenizer, length, needs_json, self.config.takes_token_types
+            self.parts.tokenizer, length, needs_json, self.config.takes_token_types
         )
-        card = card_of(self.architecture, self.config, self.metadata, self.step)
-        return {**files, CARD_FILE: card.signed().encode(), **self.metadata.files}
+        card = card_of(self.architecture, self.config, self.record, self.parts, self.step)
+        return {**files, CARD_FILE: card.signed().encode(), **self.parts.files}
 
 
 def as_json(value: JsonObject) -> bytes:
@@ -303,7 +310,7 @@ class CheckpointWriter:
 
     def _publish_averages(self, folder: Path, checkpoint: Checkpoint) -> None:
         if self.distributed.is_main:
-            publish_averages(folder, checkpoint.metadata.prefix)
+            publish_averages(folder, checkpoint.prefix)
 
     def _agree(self, flag: bool) -> bool:
         """Whether `flag` is true on any writer."""

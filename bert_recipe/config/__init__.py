@@ -1,5 +1,6 @@
-"""Configuration of a run: one frozen dataclass per module. Fields that `option` makes have a flag,
-whose help text explains them; `config/arguments.py` parses the flags and fills in the other fields.
+"""The settings of a command, as they were typed: frozen dataclasses, which nothing replaces. Fields
+that `option` makes have a flag, whose help text explains them. `config/arguments.py` parses the
+flags. What follows from them, from the model and from the data is in training/run.py.
 
 Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see
 checkpoint/identity.py), `only` is the kind of program that has the flag, PRE_TRAINING or
@@ -7,8 +8,7 @@ FINE_TUNING, by default both, and `encoder_option` marks a flag that changes the
 in a model's config. Does not import torch, so that parsing is fast.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
 
 from bert_recipe.config.flag_values import (
     CONFIGS,
@@ -35,15 +35,21 @@ from bert_recipe.config.runtime import (
     PrecisionConfig,
     RuntimeConfig,
 )
-from bert_recipe.config.start import CheckpointMetadata, ModelSelection, StartConfig
+from bert_recipe.config.start import ModelSelection, StartConfig
 from bert_recipe.config.task import (
     FineTuningConfig,
     LearningOptions,
     PredictionConfig,
     PretrainingConfig,
 )
-from bert_recipe.config.training import DevelopmentData, LoaderConfig, RunRecord, TrainerConfig
-from bert_recipe.utils.command_line import option, positive_int
+from bert_recipe.config.training import LoaderConfig, TrainerConfig
+from bert_recipe.utils.command_line import (
+    Arguments,
+    option,
+    plain_name,
+    positive_int,
+    random_seed,
+)
 
 __all__ = [
     "ACTIVATION_CHECKPOINTS",
@@ -60,8 +66,6 @@ __all__ = [
     "OWN_CONFIGS",
     "PRE_TRAINING",
     "RESHARD_MODES",
-    "CheckpointMetadata",
-    "DevelopmentData",
     "FineTuningConfig",
     "LearningOptions",
     "LoaderConfig",
@@ -72,7 +76,6 @@ __all__ = [
     "PredictionConfig",
     "PretrainingConfig",
     "RunConfig",
-    "RunRecord",
     "RuntimeConfig",
     "ScheduleConfig",
     "StartConfig",
@@ -83,11 +86,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of a run. `arguments.make_run_config` builds it from flags, once.
-    `plan.plan_run` fills in what depends on data, model and device: folder, length, record and
-    metadata.
+    """The settings of a command, which `arguments.make_run_config` makes from its flags.
 
-    hyperparameters: flags that change results, by name, for the record.
+    world_size: number of processes.
+    arguments: all that was typed, also for the task.
     """
 
     trainer: TrainerConfig
@@ -96,7 +98,6 @@ class RunConfig:
     schedule: ScheduleConfig
     parallel: ParallelConfig
     start: StartConfig
-    metadata: CheckpointMetadata
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     model: ModelSelection = field(default_factory=ModelSelection)
@@ -119,52 +120,36 @@ class RunConfig:
         "those started now",
         options={"nargs": "?", "const": 0, "metavar": "PROCESSES"},
     )
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    seed: int = option(
+        "--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"
+    )
+    prefix: str = option(
+        "--model-prefix",
+        plain_name,
+        "model",
+        "prefix of the file names of the training state",
+        needs=TRAIN,
+    )
+    arguments: Arguments = field(default_factory=Arguments)
 
-    def with_values(self, **values: dict[str, Any]) -> Self:
-        """A copy with other values in the configs that the keywords name."""
-        return replace(
-            self, **{name: replace(getattr(self, name), **values[name]) for name in values}
-        )
-
-    def alone(self) -> Self:
-        """This run in one process: the same global batch, unsharded, without logs and profile,
-        compiled only if asked for.
+    @property
+    def chosen_by_rule(self) -> frozenset[str]:
+        """Names of arguments without a value, which the rule of fine_tuning_defaults.py chooses, or
+        on resume the run's record.
         """
-        runtime = {
-            name: getattr(self.runtime, name)
-            for name in ("device", "cpu_affinity", "deterministic")
-        }
-        parallel: dict[str, Any] = {
-            "shard_degree": 1,
-            "replicate_degree": None,
-            "cpu_offload": False,
-        }
-        if self.parallel.compile == "auto":
-            parallel["compile"] = "none"  # which starts at once
-        alone = self.with_values(
-            parallel=parallel, trainer={"benchmark": False, "profile_update": None}
-        )
-        return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1, num_seeds=1)
-
-    def with_seed(self, seed: int) -> Self:
-        own = self.with_argument("seed", seed)
-        return own.with_values(metadata={"seed": seed}, prediction={"seed": seed})
-
-    def with_record(self, values: dict[str, Any]) -> Self:
-        """A copy that records other values of hyperparameters."""
-        return replace(self, hyperparameters=self.hyperparameters | values)
-
-    def with_argument(self, name: str, value: Any) -> Self:
-        """A copy that logs another value of an argument."""
-        return self.with_values(metadata={"arguments": self.metadata.arguments | {name: value}})
+        args = self.arguments
+        values = ("learning_rate", "warmup_proportion", "epochs", "max_steps")
+        names = {name for name in values if name in args and not args.given(name)}
+        if "batch_size" in args and args.batch_size is None and args.global_batch_size is None:
+            names.add("global_batch_size")
+        return frozenset(names)
 
 
 # The groups of flags in --help. A kind of program lacks the configs of other kinds.
 FLAG_GROUPS = {
     "task": (PretrainingConfig, FineTuningConfig, PredictionConfig, LearningOptions),
     "model and start": (ModelSelection, StartConfig),
-    "run": (TrainerConfig, RunConfig, CheckpointMetadata),
+    "run": (TrainerConfig, RunConfig),
     "batches": (LoaderConfig,),
     "optimizer and schedule": (OptimizerConfig, ScheduleConfig),
     "memory and parallelism": (ParallelConfig,),

@@ -14,10 +14,10 @@ from bert_recipe.config import (
     OWN_CONFIGS,
     PRE_TRAINING,
     RunConfig,
-    ScheduleConfig,
 )
 from bert_recipe.config.fine_tuning_defaults import BY_RULE, LARGEST_BATCH, WARMUP_PROPORTION
 from bert_recipe.config.foreign_flags import foreign_flags
+from bert_recipe.config.optimization import EXPONENTIAL_RATE
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
@@ -160,73 +160,56 @@ def check_weights(path: Path | None) -> None:
         )
 
 
-def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
-    """The RunConfig of the flags.
+def make_run_config(args: Arguments, world_size: int | None = None, **changes: Any) -> RunConfig:
+    """The settings of the flags.
 
     world_size: processes; by default those of --estimate-memory or of this launch.
+    changes: settings of the program that its flags do not give, by argument.
     """
-    world_size = world_size or args.estimate_memory or read_environment().world_size
+    world_size = world_size or args.get("estimate_memory") or read_environment().world_size
     resolved = resolved_values(args, world_size)
-    notes = startup_notes(args)
-    engine_notes: list[str] = []
     if args.deepspeed:
         from bert_recipe.config.deepspeed_config import engine_of_file
 
-        resolved["engine"], engine_notes = engine_of_file(args, resolved)
-    config = from_flags(
-        RunConfig,
-        args,
-        **resolved,
-        arguments=args.as_dict(),
-        command=args.command(),
-        messages=(*engine_notes, *settings_text(args), *notes),
-        hyperparameters=args.tagged("result"),
-    )
-    return config.with_values(loader={"batch_size": resolved["micro_batch_size"]})
+        resolved["engine"] = engine_of_file(args, resolved)
+    return from_flags(RunConfig, args, **resolved | changes)
 
 
 def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:
-    """Values of a RunConfig that follow from several flags, by field."""
+    """Settings that follow from several flags, by argument; those without a flag by field."""
     is_dynamic = args.use_dynamic_loss_scaling or args.fp16
     starts_high = is_dynamic and not args.given("scale_loss")
+    has_own_rate = args.lr_decay == "exponential" and not args.given("lr_decay_rate")
     return {
-        "micro_batch_size": micro_batch_size(args, world_size),
+        "batch_size": micro_batch_size(args, world_size),
         "global_batch_size": global_batch_size(args, world_size),
-        "chosen_by_rule": chosen_by_rule(args),
-        "total_steps": args.max_steps,
-        "gamma": args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
-        "shard_degree": shard_degree(args, world_size),
+        "lr_decay_rate": EXPONENTIAL_RATE if has_own_rate else args.lr_decay_rate,
+        "data_parallel_shard_degree": shard_degree(args, world_size),
         "amp": args.amp or args.fp16,
         "amp_dtype": amp_dtype(args),
-        "loss_scale": INITIAL_LOSS_SCALE if starts_high else args.scale_loss,
-        "dynamic_loss_scale": is_dynamic,
-        "reports_in_folder": not args.given("report_file"),
-        "is_named": args.given("bert_model"),
-        "gives_length": args.given("max_seq_length"),
+        "scale_loss": INITIAL_LOSS_SCALE if starts_high else args.scale_loss,
+        "use_dynamic_loss_scaling": is_dynamic,
+        "bert_model": args.bert_model if args.given("bert_model") else None,
         "do_train": args.get("do_train", True),
         "world_size": world_size,
+        "arguments": args,
     }
 
 
-def startup_notes(args: Arguments) -> list[str]:
-    """Lines to print at the start about what follows from the flags."""
+def startup_messages(args: Arguments) -> list[str]:
+    """Lines to print at the start: the settings, and what follows from them."""
+    notes: list[str] = []
+    if args.deepspeed:
+        from bert_recipe.config.deepspeed_config import engine_notes
+
+        notes = engine_notes(args)
+    notes += settings_text(args)
     if args.amp_dtype is None and amp_dtype(args) == "float16":
-        return [
+        notes.append(
             "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 "
             "needs none)"
-        ]
-    return []
-
-
-def chosen_by_rule(args: Arguments) -> frozenset[str]:
-    """Names of arguments without a value, which the rule of fine_tuning_defaults.py chooses, or on
-    resume the run's record.
-    """
-    values = ("learning_rate", "warmup_proportion", "epochs", "max_steps")
-    names = {name for name in values if name in args and not args.given(name)}
-    if args.batch_size is None and args.global_batch_size is None:
-        names.add("global_batch_size")
-    return frozenset(names)
+        )
+    return notes
 
 
 def micro_batch_size(args: Arguments, world_size: int) -> int:

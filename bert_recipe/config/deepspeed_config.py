@@ -456,9 +456,9 @@ def divide_batch(
     return micro, steps
 
 
-def engine_of_file(args: Arguments, resolved: JsonObject) -> tuple[JsonObject, list[str]]:
-    """The configuration of DeepSpeed's engine, and notes about its defaults. Raises UserError for
-    combinations of flags and keys that the engine does not support.
+def engine_of_file(args: Arguments, resolved: JsonObject) -> JsonObject:
+    """The configuration of DeepSpeed's engine. Raises UserError for combinations of flags and keys
+    that the engine does not support.
 
     args: the command line, with the flags that the file stands for.
     resolved: see `arguments.resolved_values`.
@@ -466,16 +466,13 @@ def engine_of_file(args: Arguments, resolved: JsonObject) -> tuple[JsonObject, l
     values = read_values(args.deepspeed_config)
     with errors_of(args.deepspeed_config):
         check_engine(values, args)
-    return engine_config(values, args, resolved), differences(values, args)
+    return engine_config(values, args, resolved)
 
 
-def differences(values: JsonObject, args: Arguments) -> list[str]:
-    """Lines about defaults of DeepSpeed that do not exist here.
-
-    values: of DeepSpeed's JSON file, by key.
-    args: with the flags that they stand for.
-    """
+def engine_notes(args: Arguments) -> list[str]:
+    """Lines about defaults of DeepSpeed that do not exist here. args: see `engine_of_file`."""
     path = args.deepspeed_config
+    values = read_values(path)
     notes = {
         f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped "
         f"to --max-grad-norm {args.max_grad_norm:g}": not args.given("max_grad_norm")
@@ -514,11 +511,11 @@ def check_engine(values: JsonObject, args: Arguments) -> None:
 def engine_config(values: JsonObject, args: Arguments, resolved: JsonObject) -> JsonObject:
     """The configuration of DeepSpeed's engine; see `engine_of_file`."""
     zero = zero_config(values)
-    per_micro_batch = resolved["micro_batch_size"] * resolved["world_size"]
+    per_micro_batch = resolved["batch_size"] * resolved["world_size"]
     # With stage 0, this project manages weights and gradients.
     dtype = resolved["amp_dtype"] if args.use_pure_fp16 and zero["stage"] else None
     return {
-        "train_micro_batch_size_per_gpu": resolved["micro_batch_size"],
+        "train_micro_batch_size_per_gpu": resolved["batch_size"],
         "gradient_accumulation_steps": -(-resolved["global_batch_size"] // per_micro_batch),
         "gradient_clipping": args.max_grad_norm if zero["stage"] else 0.0,
         "zero_optimization": zero,

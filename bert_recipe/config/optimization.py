@@ -32,6 +32,7 @@ DECAYS = (
 
 LAMB = (*TRAIN, "--optimizer Lamb")
 POLY = (*TRAIN, "--lr-decay poly")
+EXPONENTIAL_RATE = 0.95  # of the schedule of this name, unless a flag gives its rate
 EXPONENTIAL = (*TRAIN, "--lr-decay warmup_exp_decay_exp")
 TRAPEZOID = (*TRAIN, "--lr-decay warmup_stable_decay")
 
@@ -132,11 +133,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """`gamma` applies to exponential. The schedule begins at update `first_step` and ends at
-    `total_steps`.
-    """
+    """The learning rate over a run."""
 
-    total_steps: int
     learning_rate: float = option(
         "--learning-rate --lr",
         non_negative_float,
@@ -209,5 +207,3 @@ class ScheduleConfig:
         needs=TRAPEZOID,
         result=True,
     )
-    gamma: float = 0.95
-    first_step: int = 0

@@ -30,9 +30,7 @@ minutes = bounded_float(0, 10_000, exclusive=True)
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Device, processes and logs. `messages`: to print first. `reports_in_folder`: also log to the
-    run's folder.
-    """
+    """Device, processes and logs."""
 
     report_file: Path | None = option(
         "--report-file --json-summary",
@@ -85,8 +83,6 @@ class RuntimeConfig:
         "minutes to wait for another process later; more than the verification of a checkpoint "
         "takes",
     )
-    messages: tuple[str, ...] = ()
-    reports_in_folder: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,9 +222,8 @@ class ParallelConfig:
     # Set by its launcher.
     local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)
     engine: dict[str, Any] | None = None
-    compiles_by_default: bool = False  # `compile` is what `auto` means, so it must not end a run
 
     @property
     def compiles(self) -> bool:
-        """Whether the layers or the model are compiled. `plan_run` replaces `auto`."""
+        """Whether the layers or the model are compiled; not known of `auto`, see Run.parallel."""
         return self.compile in ("layers", "model")

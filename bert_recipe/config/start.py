@@ -1,10 +1,9 @@
-"""What a run starts from, and what its checkpoints say about it."""
+"""What a run starts from."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from bert_recipe.config.flag_values import (
     CONFIGS,
@@ -15,12 +14,11 @@ from bert_recipe.config.flag_values import (
     is_step,
 )
 from bert_recipe.utils.command_line import (
+    Flag,
     bounded_float,
     fraction_below_one,
     option,
     optional_path,
-    plain_name,
-    random_seed,
 )
 
 BERT_MODELS = (*sorted(path.stem for path in CONFIGS.glob("*.json")), CUSTOM)
@@ -36,11 +34,14 @@ def checkpoint_step(text: str) -> str | None:
 @dataclass(frozen=True)
 class ModelSelection:
     """Flags that select architecture, vocabulary and casing (see checkpoint/model_choice.py).
-    `is_named`: `name` was given explicitly. None: taken from the model folder, the config or the
-    vocabulary.
+    None: taken from the model folder, the config or the vocabulary; `name` is None unless it is
+    given.
     """
 
-    name: str = option("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture")
+    name: str | None = field(
+        default=None,
+        metadata={"flag": Flag("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture")},
+    )
     config_file: Path | None = option(
         "--config-file",
         optional_path,
@@ -84,17 +85,14 @@ class ModelSelection:
         "the vocabulary has no capital letters",
         only=FINE_TUNING,
     )
-    is_named: bool = False
 
     @property
     def given_name(self) -> str | None:
         """The model's name if a flag gives it; None if it is that of the folder that the run starts
         from, if any.
         """
-        if self.is_named:
+        if self.name is not None or self.config_file is None:
             return self.name
-        if self.config_file is None:
-            return None
         if self.config_file.resolve().parent == CONFIGS:
             return self.config_file.stem
         return CUSTOM
@@ -187,32 +185,3 @@ class StartConfig:
             if phase1_of_seed.is_dir():
                 phase1 = phase1_of_seed
         return replace(self, from_checkpoint=checkpoint, from_phase1_final_params=phase1)
-
-
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """Metadata of a checkpoint besides the run's state."""
-
-    arguments: dict[str, Any]
-    seed: int = option(
-        "--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"
-    )
-    prefix: str = option(
-        "--model-prefix",
-        plain_name,
-        "model",
-        "prefix of the file names of the training state",
-        needs=TRAIN,
-    )
-    phase: str = ""
-    num_samples: int = 0
-    data: str | None = None  # digest
-    data_files: str | None = None  # digest of the sizes and times of the data's files
-    identity: dict[str, Any] = field(default_factory=dict)  # see RunRecord
-    hyperparameters: dict[str, Any] = field(default_factory=dict)  # see RunConfig
-    tokenizer: Any = None  # a tokenizer.Tokenizer
-    max_length: int | None = None  # of the texts of fine-tuning, in tokens
-    # Further files of the model folder, by name.
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    name: str = ""  # of the model
-    command: str | None = None  # what a user typed, with the names of files only

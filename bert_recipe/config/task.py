@@ -16,7 +16,7 @@ PREDICT = ("--do-eval or --do-predict",)
 
 @dataclass(frozen=True)
 class PredictionConfig:
-    """A benchmark measures `benchmark_steps` batches after the warmup."""
+    """How files are predicted."""
 
     batch_size: int = option(
         "--predict-batch-size --eval-batch-size --per-device-eval-batch-size",
@@ -26,10 +26,6 @@ class PredictionConfig:
         needs=PREDICT,
         only=FINE_TUNING,
     )
-    seed: int = 42
-    benchmark: bool = False
-    benchmark_steps: int = 20
-    benchmark_warmup_steps: int = 20
 
 
 def score_name(text: str) -> str:
@@ -100,12 +96,9 @@ class PretrainingConfig:
 @dataclass(frozen=True)
 class FineTuningConfig:
     """What a fine-tuning program does, besides pre-training, which only trains. The task has the
-    files. gives_length: whether --max-seq-length is given. chosen_by_rule: names of arguments that
-    no flag gives, see arguments.chosen_by_rule.
+    files.
     """
 
-    gives_length: bool = False
-    chosen_by_rule: frozenset[str] = frozenset()
     do_train: bool = option("--do-train", bool, False, "fine-tune on the training file")
     do_eval: bool = option(
         "--do-eval", bool, False, "predict the development file and score the predictions"

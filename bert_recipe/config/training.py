@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert_recipe.config.flag_values import (
     FINE_TUNING,
@@ -34,32 +33,9 @@ def mask_rate(text: str) -> float | str:
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """Identity of a run (see checkpoint/identity.py) and its hyperparameters, as JSON values by
-    name; None: unknown.
-    """
-
-    identity: dict[str, Any]
-    hyperparameters: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DevelopmentData:
-    """What selects the best checkpoint of a run. digest: of its files or samples. reading: digest
-    of the tokens that are read from files; post_processing: the flags that turn a model's output
-    into predictions; both None where the loss selects.
-    """
-
-    digest: str | None = None
-    reading: str | None = None
-    post_processing: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class TrainerConfig:
-    """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the end.
-    `record`: None on ranks other than the main one, and for benchmarks. `logs_start`: log the loss
-    before the first update.
+    """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the
+    end.
     """
 
     max_steps: int = option(
@@ -186,18 +162,13 @@ class TrainerConfig:
         needs=TRAIN,
         result=True,
     )
-    record: RunRecord | None = None
-    logs_start: bool = False
 
-    def last_step(self, first: int) -> int:
-        """The last update of a process that starts after update `first`. Those of a benchmark do
-        not count for `max_steps`.
-        """
-        if self.benchmark:
-            return first + self.benchmark_warmup_steps + self.benchmark_steps
-        if self.steps_this_run is None:
-            return self.max_steps
-        return min(first + self.steps_this_run, self.max_steps)
+    @property
+    def measured_batches(self) -> tuple[int, int] | None:
+        """Batches of a benchmark's warmup, and batches that it measures; None without one."""
+        if not self.benchmark:
+            return None
+        return self.benchmark_warmup_steps, self.benchmark_steps
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,12 @@ def open_source(args: Arguments) -> "ModelFolder | None":
     """
     if not changes_model(args):
         return None
-    from bert_recipe.checkpoint.model_choice import choose_model
+    from bert_recipe.checkpoint.model_choice import choose_model_in
     from bert_recipe.checkpoint.model_folder import ModelFolder
-    from bert_recipe.config import CUSTOM, ModelSelection
+    from bert_recipe.config import ModelSelection
 
     source = ModelFolder.find(args.extend or args.replace)
-    choose_model(ModelSelection(CUSTOM), source)
+    choose_model_in(source, ModelSelection())
     return source
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bert_recipe.model.token_stream import BatchCounts
+from bert_recipe.model.token_stream import BatchCounts, StepBatch
 from bert_recipe.utils.measure import peak_memory_bytes, synchronize
 
 
@@ -19,6 +19,11 @@ class GlobalBatchStats:
     tokens: float = 0
     labelled_tokens: float = 0
     flops: float = 0
+
+    @classmethod
+    def of(cls, batch: StepBatch) -> "GlobalBatchStats":
+        """Those of a batch of one process, without the FLOPs."""
+        return cls(*map(int, batch.counts))
 
     @property
     def counts(self) -> BatchCounts:

@@ -63,8 +63,8 @@ def cosine(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
 
 
 def exponential(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
-    """BMTrain's: times `gamma` per update."""
-    return config.learning_rate * config.gamma ** (k - warmup)
+    """BMTrain's: times `rate` per update."""
+    return config.learning_rate * config.rate ** (k - warmup)
 
 
 def constant(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
@@ -87,14 +87,20 @@ AFTER_WARMUP = (linear, cosine, exponential, constant, warmup_stable_decay)  # w
 SHAPES = {shape.__name__: shape for shape in OWN_WARMUP + AFTER_WARMUP}
 
 
-def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
-    """The learning rate as a function of the number of completed updates."""
-    total = config.total_steps - config.first_step
+def make_schedule(
+    config: ScheduleConfig, total_steps: int, first_step: int = 0
+) -> Callable[[int], float]:
+    """The learning rate as a function of the number of completed updates.
+
+    total_steps: the update at which the schedule ends.
+    first_step: that after which it begins.
+    """
+    total = total_steps - first_step
     shape = SHAPES[config.decay]
     warmup = math.floor(exact_product(config.warmup_proportion, total))
 
     def rate(updates: int) -> float:
-        k = max(updates - config.first_step, 0)
+        k = max(updates - first_step, 0)
         if k < warmup and shape in AFTER_WARMUP:
             return config.learning_rate * k / warmup
         return shape(config, k, total, warmup)

@@ -32,12 +32,12 @@ BEFORE_THE_WAIT = "compiling, about a minute; the next start on this machine tak
 
 
 def choose_what_to_compile(
-    config: RunConfig, device: torch.device, pays_from: int
+    config: RunConfig, updates: int, device: torch.device, pays_from: int
 ) -> tuple[str, str]:
-    """What the run compiles (none, layers or model), and a line to print about that, or "".
-    pays_from: see Task.
+    """What a run of so many updates compiles (none, layers or model), and a line to print about
+    that, or "". pays_from: see Task.
     """
-    parallel, updates = config.parallel, config.trainer.max_steps
+    parallel = config.parallel
     if parallel.compile != "auto":
         return parallel.compile, ""
     if device.type != "cuda":

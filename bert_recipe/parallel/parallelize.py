@@ -35,6 +35,7 @@ def parallelize(
     device: torch.device,
     distributed: DistributedContext,
     frozen_models: Sequence[PreTrainedModel] = (),
+    falls_back: bool = False,
 ) -> ParallelModel:
     """Moves `model` to `device` and precision, initialized if on the meta device, and applies the
     strategies.
@@ -45,6 +46,7 @@ def parallelize(
     distributed: the processes of the run.
     frozen_models: others that the task's objective calls (see Task). Each process has all of them;
     they are moved, and get the attention and the compilation of the run.
+    falls_back: whether an error of the compiler, which nobody asked for, does not end the run.
     """
     if config.shard_degree == 1:
         materialize(model, device)
@@ -57,7 +59,7 @@ def parallelize(
         use_float8(model.all_layers, device)
     checkpoint_activations(model.all_layers, config.activation_checkpoint)
     strategy = strategy_of(config, distributed.world_size, precision.pure)
-    fallback = EagerFallback(distributed.is_main) if config.compiles_by_default else None
+    fallback = EagerFallback(distributed.is_main) if falls_back else None
     prepare_compilation(models, config.compile, device, fallback)
     parallel = strategy(model, config, precision, device, distributed)
     if config.compile == "model":

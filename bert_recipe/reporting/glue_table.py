@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_recipe.config import CheckpointMetadata
+from bert_recipe.config import RunConfig
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.files import write_atomically
@@ -100,7 +100,7 @@ def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[f
     folder: of the task. A single seed has its scores in the folder of the run itself.
     command: the command line of the task, which gives the seeds.
     """
-    defaults = f"--seed {CheckpointMetadata.seed} --num-seeds 1"
+    defaults = f"--seed {RunConfig.seed} --num-seeds 1"
     words = f"{defaults} {command.replace('--num_', '--num-')}"
     values = dict(re.findall(r"--(seed|num-seeds)[ =](-?\d+)", words))  # the last ones count
     first, count = int(values["seed"]), int(values["num-seeds"])

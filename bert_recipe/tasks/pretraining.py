@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from bert_recipe.checkpoint.best import has_stopped_early
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
+from bert_recipe.checkpoint.identity import DevelopmentData
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
 from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.config import (
-    DevelopmentData,
     LoaderConfig,
     PretrainingConfig,
     RunConfig,
@@ -139,7 +139,7 @@ class PretrainingTask(SeparableTask):
             held_out,
             options.max_eval_samples,
             development=development,
-            metadata={"data_files": data_files},
+            data_files=data_files,
             text_passes=dataset.attributes.get("dupe_factor", 1),
         )
 
@@ -150,8 +150,8 @@ class PretrainingTask(SeparableTask):
             reason = "data copied or changed since the checkpoint"
             verify_checksums(datasets, runtime.distributed, reason)
 
-    def logged_settings(self, config: RunConfig, data: TaskData) -> JsonObject:
-        return {"batch_size_per_gpu": config.loader.batch_size}
+    def logged_settings(self, data: TaskData, batch_size: int, max_steps: int) -> JsonObject:
+        return {"batch_size_per_gpu": batch_size}
 
     def in_sequences(
         self, loader: LoaderConfig, dataset: StreamDataset | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from bert_recipe.config import DevelopmentData
+from bert_recipe.checkpoint.identity import DevelopmentData
 from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError
@@ -169,8 +169,12 @@ class Task(Protocol):
         return
 
     @abstractmethod
-    def logged_settings(self, config: RunConfig, data: TaskData) -> JsonObject:
-        """What to log at the start besides the flags, under NVIDIA's keys."""
+    def logged_settings(self, data: TaskData, batch_size: int, max_steps: int) -> JsonObject:
+        """What to log at the start besides the flags, under NVIDIA's keys.
+
+        batch_size: sequences per micro-batch.
+        max_steps: updates of the run.
+        """
 
     @abstractmethod
     def in_sequences(
@@ -245,7 +249,9 @@ class TaskData:
     max_held_out: number of its samples to evaluate on, or None for all.
     sets: to score and to predict by the model's logits.
     development: what selects the best checkpoint; None if none is kept.
-    metadata: values of config.CheckpointMetadata.
+    data_files: digest of the sizes and times of the files to train on, or None.
+    max_length: of texts in tokens, for the model folder; None: that of the model.
+    files: further ones of the model folder, by name.
     num_examples: of the file to train on, each of which makes one or several samples.
     text_passes: how often the samples repeat the text, from which all of the model is learned; None
     if only labels are.
@@ -258,7 +264,9 @@ class TaskData:
     max_held_out: int | None = None
     sets: Sequence[PredictionSet] = ()
     development: DevelopmentData | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    data_files: str | None = None
+    max_length: int | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
     num_examples: int | None = None
     text_passes: int | None = None
 
@@ -337,13 +345,13 @@ class FineTuningTask(Task, Protocol):
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
         return {"loss": self.loss(sums, counts)}
 
-    def logged_settings(self, config: RunConfig, data: TaskData) -> JsonObject:
+    def logged_settings(self, data: TaskData, batch_size: int, max_steps: int) -> JsonObject:
         return {
             "task": self.name,
             "training_samples": data.num_examples,
             "training_features": len(data.dataset),
-            "train_batch_size": config.loader.batch_size,
-            "steps": config.trainer.max_steps,
+            "train_batch_size": batch_size,
+            "steps": max_steps,
         }
 
     def in_sequences(
@@ -360,7 +368,7 @@ class FineTuningTask(Task, Protocol):
         self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
     ) -> TaskData:
         self.check_metric()
-        gives_batch = "global_batch_size" not in config.fine_tuning.chosen_by_rule
+        gives_batch = "global_batch_size" not in config.chosen_by_rule
         if gives_batch:
             self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
         self.check_length(choice.config)
@@ -372,10 +380,8 @@ class FineTuningTask(Task, Protocol):
             choice,
             dataset,
             sets=task.prediction_sets(choice.tokenizer),
-            metadata={
-                "max_length": task.max_seq_length,
-                "files": task.model_files(choice.config),
-            },
+            max_length=task.max_seq_length,
+            files=task.model_files(choice.config),
             num_examples=dataset.num_examples,
         )
         if config.trainer.eval_steps:

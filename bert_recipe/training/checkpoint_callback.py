@@ -9,27 +9,26 @@ import torch
 
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.writer import CheckpointWriter
-from bert_recipe.config import TrainerConfig
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.callbacks import Callback, Update, is_due
+from bert_recipe.training.run import Run
 from bert_recipe.utils.errors import RankFailure, UserError
 
 
 class Checkpoints(Callback):
     """Saves the state of a run in its folder, which it claims."""
 
-    def __init__(self, state: TrainState, config: TrainerConfig, runtime: Runtime):
-        self.state, self.config, self.runtime = state, config, runtime
+    def __init__(self, run: Run, state: TrainState, runtime: Runtime):
+        self.run, self.state, self.runtime = run, state, runtime
+        self.config = config = run.settings.trainer
         self.first_step = state.step
-        self.last_step = config.last_step(state.step)
+        self.last_step = run.last_step(state.step)
         sharded = state.parallel.shard_group is not None
-        self.writer = CheckpointWriter(
-            config.checkpoint_folder, runtime.distributed, sharded, config.keep_every
-        )
+        self.writer = CheckpointWriter(run.folder, runtime.distributed, sharded, config.keep_every)
         self.saved_step: int | None = state.step
 
     def claim(self) -> None:
-        self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
+        self.state.claim_folder()
 
     def wants_stop(self) -> bool:
         return self.writer.error is not None or self.folder_moved()
@@ -55,13 +54,13 @@ class Checkpoints(Callback):
         self.state.read_clock()
         if self.writer.is_writer:
             self.writer.finish()  # before the folder is looked for, which may go away meanwhile
-            self.writer.move_to(self.state.current_folder(self.config.checkpoint_folder))
+            self.writer.move_to(self.state.current_folder())
             self.writer.write(self.state.capture())
 
     def folder_moved(self) -> bool:
         """Whether the run's folder is not the one that it locked, on the main process."""
         lock = self.state.lock
-        return lock is not None and lock.current_path() != self.config.checkpoint_folder
+        return lock is not None and lock.current_path() != self.run.folder
 
     def check_replicas(self) -> None:
         """Warns if ranks that hold the same rows have different weights. Raises UserError on all
@@ -122,7 +121,7 @@ class Checkpoints(Callback):
 
     def finish(self, stopped_by: int | None, final_loss: float | None) -> None:
         self.writer.wait()
-        state, folder = self.state, self.config.checkpoint_folder
+        state, folder = self.state, self.run.folder
         if self.writer.parent != folder:
             raise UserError(
                 f"{folder} was renamed or removed while this run used it: step {state.step} is "
@@ -142,13 +141,13 @@ class Checkpoints(Callback):
                 "training_sequences_per_second": rate,
                 "final_loss": final_loss,
             }
-        reached = f"{state.metadata.phase}: step {state.step} of {self.config.max_steps}"
-        if stopped_by is not None and state.step < self.config.max_steps:
+        reached = f"{state.record.phase}: step {state.step} of {self.run.max_steps}"
+        if stopped_by is not None and state.step < self.run.max_steps:
             reached += f", stopped by {signal.Signals(stopped_by).name}: {self._how_to_resume()}"
         self.runtime.reporter.log((), summary, f"{reached}; {where}")
 
     def _how_to_resume(self) -> str:
-        flags = self.state.metadata.arguments
+        flags = self.state.record.arguments
         advice = "rerun the same command with --resume-from-checkpoint"
         if flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto":
             advice = "rerun the same command to resume"

@@ -36,7 +36,8 @@ from bert_recipe.parallel.compilation import missing_for_compile
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
-from bert_recipe.training.plan import TrainingPlan
+from bert_recipe.training.run import Run
+from bert_recipe.training.setup import build_trainer
 from bert_recipe.utils import requirements
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.memory import available_memory
@@ -132,10 +133,10 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
         )
 
 
-def check_disk(findings: Findings, plan: TrainingPlan) -> None:
+def check_disk(findings: Findings, run: Run) -> None:
     """Checks that the run's folder is writable and has space for its checkpoints."""
-    folder = plan.config.trainer.checkpoint_folder
-    size = CHECKPOINT_BYTES * num_parameters(plan.make_model())
+    folder = run.folder
+    size = CHECKPOINT_BYTES * num_parameters(run.make_model())
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=existing).close()
@@ -153,8 +154,8 @@ def check_disk(findings: Findings, plan: TrainingPlan) -> None:
     findings.judge(text, missing * size <= free, advice)
 
 
-def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySettings) -> None:
-    needed, free = needed_and_free_memory(plan, settings)
+def check_memory(findings: Findings, run: Run, settings: MemorySettings) -> None:
+    needed, free = needed_and_free_memory(run, settings)
     place = "GPU" if settings.device.type == "cuda" else "machine"
     there = f"{free / 2**30:.1f} GiB free on this {place}"
     text = f"memory: {needed / 2**30:.1f} GiB needed (estimated), {there}"
@@ -165,9 +166,9 @@ def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySetting
     findings.judge(text, needed <= free, advice)
 
 
-def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tuple[float, float]:
+def needed_and_free_memory(run: Run, settings: MemorySettings) -> tuple[float, float]:
     """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
-    needed = estimate_memory(plan.make_model(), settings, plan.data.task.resident_memory()).total
+    needed = estimate_memory(run.make_model(), settings, run.task.resident_memory()).total
     needed += LIBRARY_BYTES[settings.device.type]
     if settings.device.type == "cuda":
         torch.cuda.empty_cache()  # from earlier checks
@@ -175,14 +176,14 @@ def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tupl
     return needed * settings.world_size, available_memory()
 
 
-def check_data(findings: Findings, plan: TrainingPlan) -> None:
-    """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
-    dataset = plan.data.dataset
-    indices = sample_indices(plan, CHECKED_SAMPLES)
+def check_data(findings: Findings, run: Run) -> None:
+    """Reads and checks samples. Length, vocabulary and config were checked when `run` was made."""
+    dataset = run.data.dataset
+    indices = sample_indices(run, CHECKED_SAMPLES)
     samples = dataset.read(indices)
     stream = samples.stream(np.arange(len(indices)))
-    unknown = float((stream["input_ids"] == plan.data.choice.tokenizer.unk_token_id).mean())
-    updates = len(dataset) / plan.config.loader.global_batch_size
+    unknown = float((stream["input_ids"] == run.data.choice.tokenizer.unk_token_id).mean())
+    updates = len(dataset) / run.values.loader.global_batch_size
     text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} "
         f"of them all ids are in range, {unknown:.2%} of the tokens are [UNK], and the mean length "
@@ -190,37 +191,32 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     )
     advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
     findings.judge(text, unknown <= MAX_UNKNOWN, advice)
-    task = plan.data.task
+    task = run.task
     if (random_next := task.random_next_share(stream)) is not None:
         text = f"next sentences: {random_next:.1%} are random"
         advice = "from such labels nothing is learned: make the samples again, with --no-nsp"
         is_right = 1 - MAX_RANDOM_NEXT <= random_next <= MAX_RANDOM_NEXT
         findings.judge(text, is_right, advice)
-    if (passes := plan.data.text_passes) is not None:
-        check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
-    share = split_share(task.text_ids(stream), plan.data.choice.tokenizer)
+    if (passes := run.data.text_passes) is not None:
+        check_amount(findings, run, len(dataset) * float(samples.lengths.mean()) / passes, passes)
+    share = split_share(task.text_ids(stream), run.data.choice.tokenizer)
     if share is not None:
         text = f"words: {share:.1%} are split into {SPLIT_PIECES} or more pieces"
         advice = "data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
         findings.judge(text, share <= MAX_SPLIT, advice, "warning")
 
 
-def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: int) -> None:
+def check_amount(findings: Findings, run: Run, tokens: float, passes: int) -> None:
     """Reports how much text there is for the model. tokens: of the text; passes: over it in the
     data set.
     """
-    ratio = tokens / num_parameters(plan.make_model())
-    epochs = (
-        plan.config.trainer.max_steps
-        * plan.config.loader.global_batch_size
-        * passes
-        / len(plan.data.dataset)
-    )
+    ratio = tokens / num_parameters(run.make_model())
+    epochs = run.max_steps * run.values.loader.global_batch_size * passes / len(run.data.dataset)
     reading = f"the run reads it {epochs:,.3g} times"
     text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; {reading}"
     advice = "little for random weights; start from weights, or use a smaller model"
     needed = 1.0
-    if plan.start.weights is not None:
+    if run.start.weights is not None:
         needed, advice = 0.1, "little text: the run may make the model worse; score it on a task"
     findings.judge(text, ratio >= needed, advice, "warning")
 
@@ -240,37 +236,38 @@ def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
     return float((num_tokens >= SPLIT_PIECES).mean())
 
 
-def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
+def sample_indices(run: Run, count: int) -> np.ndarray:
     """Up to `count` indices, evenly spaced over the data set."""
-    return np.unique(np.linspace(0, len(plan.data.dataset) - 1, count).astype(np.int64))
+    return np.unique(np.linspace(0, len(run.data.dataset) - 1, count).astype(np.int64))
 
 
-def check_folder(findings: Findings, plan: TrainingPlan) -> None:
+def check_folder(findings: Findings, run: Run) -> None:
     """Checks that the run may write to its folder, and reports where it starts."""
-    start = plan.check_folder().folder or "random weights"
-    findings.report("ok", f"starts from {start}; writes to {plan.config.trainer.checkpoint_folder}")
+    start = run.check_folder().folder or "random weights"
+    findings.report("ok", f"starts from {start}; writes to {run.folder}")
 
 
 def train(
-    plan: TrainingPlan, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
+    run: Run, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
 ) -> tuple[list[float], dict[str, Any]]:
     """Trains as with --benchmark, with a constant learning rate and without checkpoints. Returns
     the losses of `steps` updates, and the metrics of all but the first.
     """
     recorder = RecordingSink()
-    config = plan.config
-    settings = replace(
-        config.trainer,
+    trainer_config = replace(
+        run.settings.trainer,
         benchmark=True,
         benchmark_warmup_steps=1,
         benchmark_steps=steps - 1,
-        record=None,
-        logs_start=False,
         log_freq=1,
     )
-    schedule = ScheduleConfig(config.trainer.max_steps, config.schedule.learning_rate, "constant")
-    plan = replace(plan, config=replace(config, trainer=settings, schedule=schedule))
-    trainer = plan.build_trainer(replace(runtime, reporter=Reporter([recorder])))
+    schedule = ScheduleConfig(run.values.schedule.learning_rate, "constant")
+    trial = replace(
+        run,
+        settings=replace(run.settings, trainer=trainer_config),
+        values=replace(run.values, schedule=schedule),
+    )
+    trainer = build_trainer(trial, replace(runtime, reporter=Reporter([recorder])))
     trainer.train(batches)
     # By (epoch, step), "PARAMETER" for the settings, or () for the result of the run.
     records = dict(recorder.records)
@@ -281,34 +278,32 @@ def train(
     return losses, records[()]
 
 
-def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
-    return make_step_batch(plan.data.dataset, sample_indices(plan, count), plan.limits(batch_size))
+def batch_of(run: Run, count: int, batch_size: int) -> StepBatch:
+    return make_step_batch(run.data.dataset, sample_indices(run, count), run.limits(batch_size))
 
 
-def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
+def check_overfitting(findings: Findings, run: Run, runtime: Runtime) -> None:
     """Checks that a small model of the run's class can overfit one batch of the run's data."""
-    dataset, length = plan.data.dataset, plan.data.task.max_sample_length
+    dataset, length = run.data.dataset, run.task.max_sample_length
     masked = max(dataset.max_labelled_per_sample, 1)
     count = min(len(dataset), max(4, OVERFIT_TOKENS // length), max(1, OVERFIT_MASKED // masked))
-    small = replace(plan.data.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
-    choice = replace(plan.data.choice, config=small)
-    config = replace(
-        plan.config,
-        optimizer=OptimizerConfig("AdamW", weight_decay=0.0),
-        schedule=replace(plan.config.schedule, learning_rate=3e-3),
-    )
-    task = plan.data.task
+    small = replace(run.data.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
+    choice = replace(run.data.choice, config=small)
+    settings = replace(run.settings, optimizer=OptimizerConfig("AdamW", weight_decay=0.0))
+    schedule = replace(run.values.schedule, learning_rate=3e-3)
+    values = replace(run.values, schedule=schedule)
+    task = run.task
     if isinstance(task, LearningOptions):
         task = replace(task, label_smoothing=0.0)  # a smoothed loss does not come near 0
-    data = replace(plan.data, choice=choice, task=task)
-    plan = replace(plan, start=Start(), data=data, config=config)
-    batch = batch_of(plan, count, count)
+    data = replace(run.data, choice=choice, task=task)
+    run = replace(run, start=Start(), data=data, settings=settings, values=values)
+    batch = batch_of(run, count, count)
     what = f"{count} samples"
     is_masked = "mlm_positions" in batch.micro_batches[0]
     if is_masked and batch.num_labelled.sum() > OVERFIT_MASKED:
         batch = beginning_of(batch, dataset.stream_labels, OVERFIT_BEGINNING)
         what = "the beginning of a sample"
-    losses, _ = train(plan, runtime, OVERFIT_STEPS, itertools.repeat(batch))
+    losses, _ = train(run, runtime, OVERFIT_STEPS, itertools.repeat(batch))
     text = (
         f"a small model overfits {what}: loss {losses[0]:.2f} -> {losses[-1]:.3f} in "
         f"{OVERFIT_STEPS} steps"
@@ -345,31 +340,30 @@ def beginning_of(batch: StepBatch, labels: Iterable[Label], num_masked: int) -> 
     )
 
 
-def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int) -> None:
+def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int) -> None:
     """Trains the real model for three updates on one batch. Reports the run's duration, and checks
     the losses. Slow updates are measured on fewer sequences and scaled. processes: number of those
     of the run.
     """
-    loader, max_steps = plan.config.loader, plan.config.trainer.max_steps
+    loader, max_steps = run.values.loader, run.max_steps
     per_process = -(-loader.global_batch_size // processes)
-    measured = sequences_to_measure(plan, runtime, per_process)
-    config = replace(
-        plan.config,
-        loader=replace(
-            loader, global_batch_size=measured, max_seq_length=plan.data.task.max_sample_length
-        ),
-        trainer=replace(plan.config.trainer, benchmark=True),  # saves nothing
+    measured = sequences_to_measure(run, runtime, per_process)
+    trial_loader = replace(
+        loader, global_batch_size=measured, max_seq_length=run.task.max_sample_length
     )
-    needed, free = needed_and_free_memory(plan, MemorySettings(config))
+    trainer_config = replace(run.settings.trainer, benchmark=True)  # saves nothing
+    settings = replace(run.settings, trainer=trainer_config)
+    memory = MemorySettings(settings, trial_loader, run.parallel)
+    needed, free = needed_and_free_memory(run, memory)
     if needed > free:
         findings.report(
             "warning", "time: not measured, because the model does not fit one process here"
         )
         return
-    weights = plan.start.weights
-    batch = batch_of(plan, measured, min(loader.batch_size, measured))
+    weights = run.start.weights
+    batch = batch_of(run, measured, min(loader.batch_size, measured))
     losses, metrics = train(
-        replace(plan, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch)
+        replace(run, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch)
     )
 
     optimizer = metrics["optimizer_ms"] / 1e3
@@ -387,21 +381,21 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
         f"s, take {format_duration(max_steps * update)} (h:mm:ss) on {processes} x "
         f"{runtime.device.type}, without evaluation and saving ({how})",
     )
-    brings_head = weights is not None and has_head(plan.make_model(), weights.tensors)
-    check_first_loss(findings, plan, losses[0], weights is not None, brings_head)
-    check_learning_rate(findings, plan, losses)
+    brings_head = weights is not None and has_head(run.make_model(), weights.tensors)
+    check_first_loss(findings, run, losses[0], weights is not None, brings_head)
+    check_learning_rate(findings, run, losses)
 
 
-def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
+def sequences_to_measure(run: Run, runtime: Runtime, per_process: int) -> int:
     """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only
     slightly more.
     """
-    loader = plan.config.loader
+    loader = run.values.loader
     on_gpu = runtime.device.type == "cuda"
     flops = training_flops(
-        plan.make_model(),
-        [plan.data.task.max_sample_length],
-        plan.data.dataset.max_labelled_per_sample,
+        run.make_model(),
+        [run.task.max_sample_length],
+        run.data.dataset.max_labelled_per_sample,
     )
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
     count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
@@ -410,7 +404,7 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
 
 def check_first_loss(
     findings: Findings,
-    plan: TrainingPlan,
+    run: Run,
     loss: float,
     has_weights: bool,
     brings_head: bool = True,
@@ -422,7 +416,7 @@ def check_first_loss(
     brings_head: whether these have the head; without, as in a folder of sentence-transformers, it
         is new.
     """
-    task, text = plan.data.task, f"the first loss is {loss:.2f}"
+    task, text = run.task, f"the first loss is {loss:.2f}"
     if not math.isfinite(loss):
         advice = "use --amp-dtype bfloat16 or float32, and check the starting weights"
         findings.report("wrong", f"{text}: {advice}")
@@ -447,9 +441,9 @@ def check_first_loss(
         findings.judge(text, loss <= highest, advice)
 
 
-def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
+def check_learning_rate(findings: Findings, run: Run, losses: list[float]) -> None:
     """losses: of updates on one batch, all at the peak learning rate."""
-    rate = plan.config.schedule.learning_rate
+    rate = run.values.schedule.learning_rate
     shown = ", ".join(f"{loss:.2f}" for loss in losses)
     text = f"at learning rate {rate:g} without warmup, the losses of one batch are {shown}"
     is_right = all(loss < losses[0] + DIVERGED_ABOVE for loss in losses)  # and none is NaN

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_recipe.config import PredictionConfig
 from bert_recipe.data_loading.loader import (
     StreamDataset,
     batches_in_order,
@@ -37,17 +36,20 @@ from bert_recipe.utils.progress import progress_bar
 # Around the work that a rank does by itself: there are no collectives in it, unless the strategy
 # gathers parameters.
 Guard = Callable[[], AbstractContextManager[None]]
+# Of a benchmark: batches of the warmup, and batches after it; a prediction ends after these.
+Measured = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates a model during training: on the held-out data by the task's loss, and on the files
     with labels by the scores of its predictions. limits: of held-out micro-batches.
+    batch_size: sequences of a forward pass over the files.
     """
 
     data: TaskData
     limits: MicroBatchLimits
-    config: PredictionConfig
+    batch_size: int
     runtime: Runtime
 
     def __call__(self, parallel: ParallelModel, guard: Guard = nullcontext) -> dict[str, float]:
@@ -60,7 +62,7 @@ class Evaluator:
             metrics |= evaluate(parallel, separable, held_out, self.limits, runtime, count, guard)
         for scored_set in self.data.scored_sets:
             axis = cast(FineTuningTask, task).logits_axis
-            logits, _ = predict(parallel, scored_set.dataset, axis, self.config, runtime, guard)
+            logits, _ = predict(parallel, scored_set.dataset, axis, self.batch_size, runtime, guard)
             scores = self.runtime.distributed.on_main(partial(scored_set.finish, logits, None))
             metrics |= only_numbers(scores)
         return metrics
@@ -143,16 +145,16 @@ def evaluate(
 
 
 def prediction_batches(
-    lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int
+    lengths: np.ndarray, batch_size: int, measured: Measured | None, rank: int, world_size: int
 ) -> list[np.ndarray]:
     """This rank's batches of similar lengths, shuffled to estimate the remaining time; for a
     benchmark a subset.
     """
     by_length = np.argsort(-lengths, kind="stable")
-    batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
-    order = np.random.default_rng(config.seed).permutation(len(batches))
-    if config.benchmark:
-        order = order[: (config.benchmark_warmup_steps + config.benchmark_steps) * world_size]
+    batches = np.split(by_length, range(batch_size, len(by_length), batch_size))
+    order = np.random.default_rng(0).permutation(len(batches))
+    if measured is not None:
+        order = order[: sum(measured) * world_size]
     return [batches[place] for place in order[rank::world_size]]
 
 
@@ -161,9 +163,10 @@ def predict(
     parallel: ParallelModel,
     dataset: SequenceDataset,
     logits_axis: str,
-    config: PredictionConfig,
+    batch_size: int,
     runtime: Runtime,
     guard: Guard = nullcontext,
+    measured: Measured | None = None,
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data
     set (`logits_axis`), and the inference speed, on all ranks, which share the samples. Raises
@@ -171,10 +174,11 @@ def predict(
     """
     distributed = runtime.distributed
     parallel.model.eval()
-    batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
+    ranks = distributed.rank, distributed.world_size
+    batches = prediction_batches(dataset.lengths, batch_size, measured, *ranks)
     num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
     longest = int(dataset.lengths.max(initial=1))
-    limits = MicroBatchLimits.for_batch(config.batch_size, longest, 0, num_sizes)
+    limits = MicroBatchLimits.for_batch(batch_size, longest, 0, num_sizes)
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     times = PredictionTimes(runtime.reporter)
@@ -197,7 +201,7 @@ def predict(
         # Rows of other ranks are zero.
         all_reduce(torch.from_numpy(logits), distributed.cpu_group)
     check_finite(logits)
-    return logits, inference_speed([*map(len, batches)], times.seconds, config, runtime)
+    return logits, inference_speed([*map(len, batches)], times.seconds, measured, runtime)
 
 
 def predict_batch(
@@ -250,16 +254,16 @@ def check_finite(logits: np.ndarray) -> None:
 
 
 def inference_speed(
-    sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
+    sizes: list[int], seconds: list[float], measured: Measured | None, runtime: Runtime
 ) -> dict[str, float]:
     """Sequences per second over all ranks, and the latency of this rank's batches, both without
     warmup batches.
     """
-    warmup = config.benchmark_warmup_steps if config.benchmark else 1
-    measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
-    rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)
+    warmup = 1 if measured is None else measured[0]
+    counted = slice(min(warmup, max(len(seconds) - 1, 0)), None)
+    rate = sum(sizes[counted]) / max(sum(seconds[counted]), 1e-9)
     (total_rate,) = runtime.distributed.all_reduce_sum([rate])
-    milliseconds = 1000 * np.array(seconds[measured] or [0.0])
+    milliseconds = 1000 * np.array(seconds[counted] or [0.0])
     return {
         "inference_sequences_per_second": total_rate,
         "latency_ms_median": float(np.median(milliseconds)),

@@ -7,18 +7,18 @@ from typing import cast
 from bert_recipe.checkpoint.averages import WeightAverages
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.config import TrainerConfig
 from bert_recipe.metrics.text import format_metrics
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.evaluation import Evaluator
+from bert_recipe.training.run import Run
 from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 
 
 class Evaluations(Callback):
-    """Evaluates the weights, and their average, at the steps of `config`.
+    """Evaluates the weights, and their average, at the steps of the run.
 
     best: keeps the best checkpoint, or None. results: the metrics of the last evaluation.
     at_start: those of the starting weights, if they were evaluated for the log.
@@ -29,14 +29,13 @@ class Evaluations(Callback):
         evaluator: Evaluator,
         best: BestCheckpoint | None,
         checkpoints: Checkpoints,
+        run: Run,
         state: TrainState,
-        config: TrainerConfig,
         runtime: Runtime,
     ):
         self.evaluator, self.best, self.checkpoints = evaluator, best, checkpoints
-        self.state = state
-        self.config = config
-        self.last_step = config.last_step(state.step)
+        self.run, self.state = run, state
+        self.last_step = run.last_step(state.step)
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.results: dict[str, float] = {}
         self.at_start: dict[str, float] = {}
@@ -53,7 +52,7 @@ class Evaluations(Callback):
         return self.best is not None and self.best.is_exhausted
 
     def is_due(self, update: Update) -> bool:
-        every = self.config.eval_steps
+        every = self.run.eval_steps
         return every > 0 and is_due(update.step, every, self.last_step)
 
     def after_update(self, update: Update) -> None:
@@ -70,19 +69,19 @@ class Evaluations(Callback):
         """Whether this run resumes a checkpoint that is to be evaluated, which a stop may have
         prevented.
         """
-        step, config = self.state.step, self.config
-        if step == 0 or config.eval_steps == 0:
+        step, run = self.state.step, self.run
+        if step == 0 or run.eval_steps == 0:
             return False
         if self.best is not None and self.best.has(step):
             return False
-        return is_due(step, config.eval_steps, config.max_steps)
+        return is_due(step, run.eval_steps, run.max_steps)
 
     def evaluate(self) -> None:
         """Evaluates the weights, and their average, and keeps the model if it is the best."""
         state = self.state
         scores = self._scores()
         metrics = scores
-        text = f"{state.place(self.config.max_steps)}  evaluation: {format_metrics(scores)}"
+        text = f"{state.place(self.run.max_steps)}  evaluation: {format_metrics(scores)}"
         if state.averages is not None and state.step > 0:
             averaged = self._scores_of_average(state.averages)
             metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
@@ -100,7 +99,7 @@ class Evaluations(Callback):
             averages.exchange()
 
     def _scores(self) -> dict[str, float]:
-        is_last = self.state.step >= self.config.max_steps
+        is_last = self.state.step >= self.run.max_steps
         parallel = cast(ParallelModel, self.state.parallel)
         if is_last or parallel.gathers_parameters:
             return self.evaluator(parallel)
@@ -128,8 +127,8 @@ class Evaluations(Callback):
         """Whether an uninterrupted run evaluates here: not if all updates so far were skipped, nor
         at the end of --steps-this-run.
         """
-        step, config = self.state.step, self.config
-        return step > 0 and is_due(step, config.eval_steps, config.max_steps)
+        step, run = self.state.step, self.run
+        return step > 0 and is_due(step, run.eval_steps, run.max_steps)
 
     def _keep_best(self, best: BestCheckpoint, scores: dict[str, float]) -> None:
         """Adds `scores` to `best`, and writes what it keeps; also a checkpoint if the model is the
@@ -143,7 +142,7 @@ class Evaluations(Callback):
 
         def write() -> None:
             if not self.checkpoints.folder_moved():  # else the run stops
-                best.write(self.state.metadata.files)
+                best.write(self.run.data.files)
 
         self.distributed.on_main(write)
         self.state.evaluated_step = best.evaluated_step

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from bert_recipe.checkpoint.folder import MODEL_FILE
 from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
-from bert_recipe.checkpoint.model_card import card_of, write_card
+from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.weights import checkpoint_shapes
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
-from bert_recipe.config import CheckpointMetadata, RunRecord
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.parallel.runtime import Runtime
@@ -26,8 +25,8 @@ from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.evaluation import only_numbers, predict
-from bert_recipe.training.plan import TrainingPlan
 from bert_recipe.training.prediction import load_fine_tuned, predict_all
+from bert_recipe.training.run import Run
 from bert_recipe.training.setup import DIGITS
 from bert_recipe.training.workflow import remove_summary
 from bert_recipe.utils.errors import UserError
@@ -36,68 +35,69 @@ from bert_recipe.utils.files import lock_folder, remove
 STEP = 1  # the name of the model's folder, as of a run of one update
 
 
-def fit_and_predict(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float], int]:
+def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     """Fits, saves, scores and predicts; returns the scores and the exit code. If the command is
     repeated, so is the fit.
     """
     if runtime.distributed.world_size > 1:
         raise UserError("--frozen-encoder fits in one process: start it without torchrun")
-    source = plan.start.weights
+    source = run.start.weights
     if source is None:
-        raise UserError(plan.start.problem or "there is no encoder: give --init-checkpoint")
-    folder = plan.config.trainer.checkpoint_folder
-    task = cast(ClassificationTask, plan.data.task)
+        raise UserError(run.start.problem or "there is no encoder: give --init-checkpoint")
+    folder = run.folder
+    task = cast(ClassificationTask, run.task)
     with closing(lock_folder(folder)):
-        claim(plan, source)
+        claim(run, source)
         remove_summary(folder)
         runtime.reporter.start(folder, STEP)
-        log_settings(plan, source, runtime)
-        config = plan.data.choice.config
+        log_settings(run, source, runtime)
+        config = run.data.choice.config
         parallel = load_fine_tuned(task.head, config, source, runtime)
-        frozen = fit(plan, parallel, runtime)
-        metadata = replace(plan.config.metadata, files=frozen.files(task.max_seq_length))
+        frozen = fit(run, parallel, runtime)
+        parts = replace(run.parts, files=frozen.files(task.max_seq_length))
         architecture, config, tensors = with_classifier(parallel.model, frozen)
-        checkpoint = make_checkpoint(architecture, config, tensors, metadata)
+        checkpoint = make_checkpoint(run, architecture, config, tensors, parts)
         writer = CheckpointWriter(folder, runtime.distributed)
         writer.write(checkpoint)
         writer.wait()
         fitted = replace(task, frozen=frozen)
-        sets = list(plan.data.sets)
-        scores = predict_all(plan.config, fitted, parallel, sets, folder, runtime)
+        sets = list(run.data.sets)
+        scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime)
         if scores:
-            card = card_of(architecture, config, metadata, STEP, only_numbers(scores))
+            card = card_of(architecture, config, run.record, parts, STEP, only_numbers(scores))
             write_card(folder / str(STEP), card)
     return scores, 0
 
 
-def claim(plan: TrainingPlan, source: ModelFolder) -> None:
+def claim(run: Run, source: ModelFolder) -> None:
     """Writes the run's record to its folder, and removes earlier results. Raises UserError if the
     folder has another run.
     """
-    folder = plan.config.trainer.checkpoint_folder
-    record = cast(RunRecord, plan.config.trainer.record)
-    if plan.start.config.overwrite:
-        overwrite(folder, plan.start.result_files, source)
-    check_record(folder, record)
-    for name in plan.start.result_files:
+    folder = run.folder
+    if run.start.config.overwrite:
+        overwrite(folder, run.start.result_files, source)
+    check_record(folder, run.record)
+    for name in run.start.result_files:
         remove(folder / name)
-    write_record(folder, record)
+    write_record(folder, run.record)
 
 
-def log_settings(plan: TrainingPlan, source: ModelFolder, runtime: Runtime) -> None:
-    settings: dict[str, Any] = dict(plan.config.metadata.arguments)
-    settings["SEED"] = plan.config.metadata.seed
+def log_settings(run: Run, source: ModelFolder, runtime: Runtime) -> None:
+    settings: dict[str, Any] = dict(run.record.arguments)
+    settings["SEED"] = run.record.seed
     settings["starting_weights"] = source.weights_digest[:DIGITS]
-    settings |= plan.data.task.logged_settings(plan.config, plan.data)
+    batch_size, max_steps = run.values.loader.batch_size, run.max_steps
+    settings |= run.task.logged_settings(run.data, batch_size, max_steps)
     runtime.reporter.log("PARAMETER", settings)
 
 
-def fit(plan: TrainingPlan, parallel: Any, runtime: Runtime) -> FrozenEncoder:
+def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     """The classifier for the training file."""
-    task = cast(ClassificationTask, plan.data.task)
-    dataset = cast(TextDataset, plan.data.dataset)
+    task = cast(ClassificationTask, run.task)
+    dataset = cast(TextDataset, run.data.dataset)
+    batch_size = run.settings.prediction.batch_size
     started = time.perf_counter()
-    vectors, _ = predict(parallel, dataset, "sequence", plan.config.prediction, runtime)
+    vectors, _ = predict(parallel, dataset, "sequence", batch_size, runtime)
     embedded = time.perf_counter()
     labels = dataset.labels["labels"]
     frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels, task.labels, task.balanced)
@@ -105,7 +105,7 @@ def fit(plan: TrainingPlan, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     text = (
         f"logistic regression on the vectors of {len(labels):,} texts: "
         f"{seconds['vector_seconds']:.1f} s for the vectors, {seconds['fit_seconds']:.1f} s for "
-        f"the fit; model in {plan.config.trainer.checkpoint_folder / str(STEP)}"
+        f"the fit; model in {run.folder / str(STEP)}"
     )
     runtime.reporter.log((), seconds, text)
     return frozen
@@ -142,11 +142,13 @@ def with_classifier(
 
 
 def make_checkpoint(
+    run: Run,
     architecture: str,
     config: ModelConfig,
     tensors: dict[str, Tensor],
-    metadata: CheckpointMetadata,
+    parts: ModelParts,
 ) -> Checkpoint:
     rows = [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
     progress = {"evaluated_step": None}
-    return Checkpoint(STEP, {MODEL_FILE: rows}, config, architecture, progress, metadata)
+    files, prefix = {MODEL_FILE: rows}, run.settings.prefix
+    return Checkpoint(STEP, files, config, architecture, progress, run.record, parts, prefix)

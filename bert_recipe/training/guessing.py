@@ -2,11 +2,10 @@
 
 import torch
 
-from bert_recipe.config import TrainerConfig
 from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Task
 from bert_recipe.training.callbacks import Callback, Update
+from bert_recipe.training.run import Run
 
 LAST_SHARE = 0.2  # of the updates, whose mean loss is compared
 LEAST_UPDATES = 5  # of a mean
@@ -16,9 +15,9 @@ LEAST_FALL = 0.03  # below the loss of guessing, as a share of it
 class GuessingLoss(Callback):
     """Compares the mean loss of the last updates with the task's `guessing_loss`."""
 
-    def __init__(self, task: Task, guessing_loss: float, config: TrainerConfig, runtime: Runtime):
-        self.task, self.guessing_loss = task, guessing_loss
-        self.max_steps = config.max_steps
+    def __init__(self, run: Run, guessing_loss: float, runtime: Runtime):
+        self.task, self.guessing_loss = run.task, guessing_loss
+        self.max_steps = run.max_steps
         self.runtime = runtime
         self.num_updates = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of this rank

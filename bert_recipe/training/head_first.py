@@ -5,15 +5,13 @@ al., 2022, "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-
 import math
 from collections.abc import Callable, Sequence
 
-from bert_recipe.checkpoint.start import Start
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.weights import lacks_head
-from bert_recipe.config import TrainerConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.optimization.lr_scheduler import exact_product
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Task
 from bert_recipe.training.callbacks import Callback, Update
+from bert_recipe.training.run import Run
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.stop_signal import StopSignal
 
@@ -42,16 +40,14 @@ class HeadFirst(Callback):
 
     def __init__(
         self,
-        task: Task,
+        run: Run,
         state: TrainState,
-        config: TrainerConfig,
         runtime: Runtime,
         begin: Callable[[], None],
     ):
-        self.task, self.state, self.config, self.runtime = task, state, config, runtime
-        self.begin = begin
-        self.stops_early = config.freeze_encoder_steps is None
-        self.last_step = state.schedule_start + most_updates(config)
+        self.run, self.state, self.runtime, self.begin = run, state, runtime, begin
+        self.stops_early = run.settings.trainer.freeze_encoder_steps is None
+        self.last_step = state.schedule_start + most_updates(run)
 
     def start(self, stop: StopSignal) -> None:
         rule = f"for {self.last_step - self.state.schedule_start} updates"
@@ -71,7 +67,7 @@ class HeadFirst(Callback):
         if state.encoder_start is not None:
             return
         stats = update.stats
-        loss = self.task.loss(update.sums, stats.counts)
+        loss = self.run.task.loss(update.sums, stats.counts)
         (value,) = self.runtime.distributed.all_reduce_sum([float(loss)])
         if math.isfinite(value):
             state.head_losses = [*state.head_losses, value][-2 * WINDOW :]
@@ -89,23 +85,22 @@ class HeadFirst(Callback):
         self._log(f"the encoder is trained from update {state.step + 1} on, with a new warmup")
 
     def _log(self, text: str) -> None:
-        place = self.state.place(self.config.max_steps)
+        place = self.state.place(self.run.max_steps)
         self.runtime.reporter.log((), {}, f"{place}  {text}")
 
 
-def begins_with_head(
-    model: PreTrainedModel, task: Task, start: Start, state: TrainState, config: TrainerConfig
-) -> bool:
-    """Whether a run begins now, from the weights of `start`, with updates of the head alone. Raises
+def begins_with_head(model: PreTrainedModel, run: Run, state: TrainState) -> bool:
+    """Whether a run begins now, from starting weights, with updates of the head alone. Raises
     UserError if its strategy cannot do that.
     """
-    is_new = state.samples_consumed == 0 and not config.benchmark
-    if not is_new or not task.has_trained_head or start.weights is None:
+    is_new = state.samples_consumed == 0 and run.saves
+    weights = run.start.weights
+    if not is_new or not run.task.has_trained_head or weights is None:
         return False
-    is_asked = config.freeze_encoder_steps is not None
-    begins = most_updates(config) > 0
+    is_asked = run.settings.trainer.freeze_encoder_steps is not None
+    begins = most_updates(run) > 0
     if begins and not is_asked:
-        begins = lacks_head(model, start.weights.tensors)
+        begins = lacks_head(model, weights.tensors)
     if begins and state.parallel.cannot_freeze:
         raise UserError(
             f"{state.parallel.cannot_freeze} cannot train a new head alone first: leave it out "
@@ -115,11 +110,12 @@ def begins_with_head(
     return begins
 
 
-def most_updates(config: TrainerConfig) -> int:
+def most_updates(run: Run) -> int:
     """Number of updates of the head alone, at most."""
-    if config.freeze_encoder_steps is not None:
-        return config.freeze_encoder_steps
-    return math.floor(exact_product(LARGEST_SHARE, config.max_steps))
+    given = run.settings.trainer.freeze_encoder_steps
+    if given is not None:
+        return given
+    return math.floor(exact_product(LARGEST_SHARE, run.max_steps))
 
 
 def head_rate(optimizer: str, peak_rate: float) -> float:

@@ -12,13 +12,13 @@ measurements.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from bert_recipe.checkpoint.pretrained import make_model
-from bert_recipe.config import RunConfig
+from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.attention import COMPILED_ON_CPU, default_implementation
 from bert_recipe.model.costs.attention import PassSizes
@@ -50,16 +50,24 @@ COMPONENTS = (
 class MemorySettings:
     """What determines, with the model, the memory of one process of a run. --device cuda works
     without a GPU.
+
+    loader, parallel: of a run, by default as typed.
     """
 
-    def __init__(self, config: RunConfig):
-        loader, runtime, precision = config.loader, config.runtime, config.precision
+    def __init__(
+        self,
+        config: RunConfig,
+        loader: LoaderConfig | None = None,
+        parallel: ParallelConfig | None = None,
+    ):
+        loader, parallel = loader or config.loader, parallel or config.parallel
+        runtime, precision = config.runtime, config.precision
         on_gpu = runtime.device == "cuda" or (
             runtime.device == "auto" and torch.cuda.is_available()
         )
         self.device = torch.device("cuda" if on_gpu else "cpu")
         check_parallel(config, self.device)
-        self.parallel = config.parallel
+        self.parallel = parallel
         self.world_size = config.world_size
         self.saves = not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader)
@@ -323,7 +331,7 @@ class UpdateMemory:
 
 def print_estimate(config: RunConfig, task: Task, architecture: ModelConfig) -> None:
     """Prints --estimate-memory's table on the first process."""
-    settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
+    settings = MemorySettings(config, task.in_sequences(config.loader))
     with torch.device("meta"):
         model = make_model(task.head, architecture)
     estimate = estimate_memory(model, settings, task.resident_memory())
@@ -350,7 +358,7 @@ def print_estimate(config: RunConfig, task: Task, architecture: ModelConfig) -> 
         "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on "
         "a GPU.",
     ]
-    if "global_batch_size" in config.fine_tuning.chosen_by_rule:
+    if "global_batch_size" in config.chosen_by_rule:
         lines.append(
             f"A batch of {config.loader.global_batch_size} is the largest that the rows choose; "
             "--train-batch-size gives another."

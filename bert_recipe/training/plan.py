@@ -1,149 +1,67 @@
-"""Plans the runs of a command: where each starts, its model, its data and its configuration."""
+"""Opens the runs of a command: where each starts, its model, its data, and what follows from
+them.
+"""
 
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from bert_recipe.checkpoint.folder import EVALUATIONS_FILE
-from bert_recipe.checkpoint.identity import check_record, identity_of
+from bert_recipe.checkpoint.identity import RunRecord, identity_of
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
-from bert_recipe.checkpoint.start import Start, StartPoint, find_start, resolve_start
-from bert_recipe.config import RunConfig, RunRecord, StartConfig
-from bert_recipe.data_loading.loader import StepLoader
-from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
-from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.optimization.lr_scheduler import exact_product
+from bert_recipe.checkpoint.start import Start, find_start
+from bert_recipe.config import ParallelConfig, RunConfig, StartConfig
+from bert_recipe.config.arguments import divided_batch
+from bert_recipe.data_loading.packing import stream_sizes
 from bert_recipe.parallel.compilation import choose_what_to_compile
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData
-from bert_recipe.training.chosen_settings import choose_settings
-from bert_recipe.training.evaluation import Evaluator
-from bert_recipe.training.setup import SCORES_FILE, build_trainer, strategy_for
-from bert_recipe.training.trainer import Trainer
-from bert_recipe.utils.errors import UserError
+from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
+from bert_recipe.training.run import Run, TrainingValues
+from bert_recipe.training.setup import SCORES_FILE, strategy_for
+from bert_recipe.utils.json_files import JsonObject
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """Everything needed to build a run; nothing is allocated yet. num_sizes: see
-    packing.stream_sizes. note: what to print before training, or "".
+def open_runs(settings: RunConfig, task: Task, runtime: Runtime) -> dict[str, Run]:
+    """The runs of a command by their subfolder: those of seeds or folds; "" if it is alone. The
+    data that seeds share is opened once.
     """
-
-    start: Start
-    data: TaskData
-    config: RunConfig
-    num_sizes: int | None = None
-    note: str = ""
-
-    def check_folder(self) -> StartPoint:
-        """Where the run will start; for the main process. Raises UserError if it may not write to
-        its folder.
-        """
-        folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
-        if record is None or self.start.config.overwrite:
-            return resolve_start(self.start, folder, saves=False)
-        check_record(folder, record)
-        return resolve_start(self.start, folder, saves=True)
-
-    def make_model(self) -> PreTrainedModel:
-        """Builds the model on the meta device."""
-        with torch.device("meta"):
-            return make_model(self.data.task.head, self.data.choice.config)
-
-    def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
-        """The limits of micro-batches of the run's batch size, or of another one."""
-        datasets = [self.data.dataset]
-        if self.data.held_out is not None:
-            datasets.append(self.data.held_out)
-        loader = replace(
-            self.config.loader,
-            batch_size=batch_size or self.config.loader.batch_size,
-            max_seq_length=self.data.task.max_sample_length,
-        )
-        limits = MicroBatchLimits.of(
-            loader,
-            self.num_sizes,
-            max(dataset.max_labelled_per_sample for dataset in datasets),
-            max(dataset.max_sequences_per_sample for dataset in datasets),
-            self.config.parallel.compiles,
-        )
-        precision = self.config.precision
-        return replace(limits, fills_sequences=precision.amp or precision.pure_fp16)
-
-    def build_trainer(self, runtime: Runtime) -> Trainer:
-        torch.manual_seed(self.config.metadata.seed)
-        evaluator = None
-        if self.data.held_out is not None or self.data.scored_sets:
-            evaluator = Evaluator(self.data, self.limits(), self.config.prediction, runtime)
-        return build_trainer(
-            self.make_model(),
-            self.data.task,
-            self.config,
-            runtime,
-            self.start,
-            evaluator,
-            self.data.development,
-            self.data.task.logged_settings(self.config, self.data),
-        )
-
-    def make_loader(self, trainer: Trainer) -> StepLoader:
-        """The loader of the remaining batches of `trainer`."""
-        return StepLoader(
-            self.data.dataset,
-            self.config.loader,
-            self.config.metadata.seed,
-            first_position=trainer.state.samples_consumed,
-            rank=trainer.distributed.rank,
-            world_size=trainer.distributed.world_size,
-            pin_memory=trainer.device.type == "cuda",
-            limits=self.limits(),
-            updates=trainer.config.max_steps - trainer.state.schedule_start,
-        )
-
-
-def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, TrainingPlan]:
-    """The plan of each run, by its subfolder. The data that seeds share is opened once."""
-    runs = runs_of(config, task)
-    starts = find_starts(config.start, list(runs), task, runtime, config.trainer.benchmark)
+    members = members_of(settings, task)
+    starts = find_starts(settings.start, list(members), task, runtime, settings.trainer.benchmark)
     folder = next(iter(starts.values())).folder
-    choice = choose_model(config.model, folder)
-    plans = {}
-    opened = settings = None
-    for name, (own_config, own_task) in runs.items():
+    choice = choose_model(settings.model, folder)
+    runs = {}
+    opened = chosen = None
+    for name, (own_task, own_arguments) in members.items():
         if own_task is not opened:
-            data = own_task.open(choice, folder, config, runtime)
+            data = own_task.open(choice, folder, settings, runtime)
             opened = own_task
-        if data.task.defaults_kind is not None and settings is None:
-            settings = choose_settings(config, data, starts, runtime)
-        if settings is not None:
-            own_config = settings.applied_to(own_config)
-        plans[name] = plan_run(own_config, starts[name], data, name, runtime)
-    return plans
+        if chosen is None:
+            chosen = choose_settings(settings, data, starts, runtime)
+        values = chosen.values(settings, len(data.dataset))
+        runs[name] = make_run(settings, name, own_arguments, starts[name], data, values, runtime)
+    return runs
 
 
-def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
-    """The configuration and the task of each seed or fold, by its subfolder; without --num-seeds
-    and --num-folds the run itself, without a subfolder.
+def members_of(settings: RunConfig, task: Task) -> dict[str, tuple[Task, JsonObject]]:
+    """The task and the argument of each seed or fold, by its subfolder; without --num-seeds and
+    --num-folds the run itself, without a subfolder.
     """
     split = task.split
     if split is not None and split.num_folds is not None:
         folds = {}
         for fold in range(split.num_folds):
             own_task = cast(Task, replace(cast(Any, task), split=replace(split, fold=fold)))
-            folds[f"fold-{fold + 1}"] = (config.with_argument("fold", fold + 1), own_task)
+            folds[f"fold-{fold + 1}"] = (own_task, {"fold": fold + 1})
         return folds
-    if config.num_seeds == 1:
-        return {"": (config, task)}
-    first = config.metadata.seed
-    seeds = range(first, first + config.num_seeds)
-    return {f"seed-{seed}": (config.with_seed(seed), task) for seed in seeds}
+    if settings.num_seeds == 1:
+        return {"": (task, {})}
+    seeds = range(settings.seed, settings.seed + settings.num_seeds)
+    return {f"seed-{seed}": (task, {"seed": seed}) for seed in seeds}
 
 
 def find_starts(
@@ -163,109 +81,116 @@ def find_starts(
     return {name: starts[config.of_seed(name)] for name in seed_names}
 
 
-def plan_run(
-    config: RunConfig, start: Start, data: TaskData, seed_name: str, runtime: Runtime
-) -> TrainingPlan:
-    """The plan of one run. seed_name: subfolder of the seed, if there are several."""
+def make_run(
+    settings: RunConfig,
+    name: str,
+    arguments: Mapping[str, Any],
+    start: Start,
+    data: TaskData,
+    values: TrainingValues,
+    runtime: Runtime,
+) -> Run:
+    """A run of a command.
+
+    name: its subfolder, if there are several.
+    arguments: those whose values are not as typed.
+    """
     for model_folder in start.folders:
         check_same_kind(model_folder, data.choice)
-    max_steps = count_steps(config, len(data.dataset))
-    record = None
-    if not config.trainer.benchmark:
-        record = make_record(config, max_steps, start, data, runtime)
-    config = complete_config(config, max_steps, data, seed_name, record)
-    logs_start = record is not None and data.task.logs_start and start.weights is not None
-    saved_record = record if runtime.distributed.is_main else None
-    config = config.with_values(trainer={"logs_start": logs_start, "record": saved_record})
-    config, note = choose_compilation(config, data.task, runtime)
+    parallel, note = choose_strategies(settings, values, data.task, runtime)
+    phase = str(Path(data.task.name, name))
     result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
     start = replace(start, result_files=result_files)
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
-    return TrainingPlan(start, data, config, num_sizes, note)
-
-
-def complete_config(
-    config: RunConfig, max_steps: int, data: TaskData, seed_name: str, record: RunRecord | None
-) -> RunConfig:
-    """`config` with the values that follow from model and data.
-
-    max_steps: of the run, also if epochs are given.
-    seed_name: subfolder of the seed, if there are several.
-    record: None for a benchmark.
-    """
-    phase = str(Path(data.task.name, seed_name))
-    eval_steps = config.trainer.eval_steps
-    if data.held_out is not None:
-        eval_steps = eval_steps or max_steps
-    return config.with_values(
-        trainer={
-            "max_steps": max_steps,
-            "checkpoint_folder": config.trainer.checkpoint_folder / data.choice.name / phase,
-            "eval_steps": eval_steps,
-        },
-        schedule={"total_steps": max_steps},
-        metadata={
-            "phase": phase,
-            "num_samples": len(data.dataset),
-            "data": None if record is None else record.identity["data"],
-            "identity": {} if record is None else record.identity,
-            "hyperparameters": (
-                config.hyperparameters if record is None else record.hyperparameters
-            ),
-            "tokenizer": data.choice.tokenizer,
-            "name": data.choice.name,
-            **data.metadata,
-        },
+    arguments = all_arguments(settings, arguments, data.task, values) | {
+        "compile": parallel.compile
+    }
+    return Run(
+        settings,
+        settings.trainer.checkpoint_folder / data.choice.name / phase,
+        start,
+        data,
+        values,
+        parallel,
+        make_record(settings, phase, arguments, start, data, values, runtime),
+        stream_sizes(runtime.device, runtime.precision.dtype),
+        note,
     )
 
 
-def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple[RunConfig, str]:
-    """`config` with what --compile auto means for this run, also in its arguments, and a line to
-    print about that, or "".
+def choose_strategies(
+    settings: RunConfig, values: TrainingValues, task: Task, runtime: Runtime
+) -> tuple[ParallelConfig, str]:
+    """The strategies with what --compile auto means for this run, and with its batches for
+    DeepSpeed's engine; and a line to print about compilation, or "".
     """
     what, note = "none", ""
     if strategy_for(runtime).compiles:
-        what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
-    parallel = {"compile": what, "compiles_by_default": config.parallel.compile == "auto"}
-    arguments = config.metadata.arguments | {"compile": what}
-    return config.with_values(parallel=parallel, metadata={"arguments": arguments}), note
+        what, note = choose_what_to_compile(
+            settings, values.max_steps, runtime.device, task.compiling_pays_from
+        )
+    engine, loader = settings.parallel.engine, values.loader
+    if engine is not None:
+        processes = settings.world_size
+        engine = engine | {
+            "train_micro_batch_size_per_gpu": loader.batch_size,
+            "gradient_accumulation_steps": divided_batch(
+                loader.global_batch_size, loader.batch_size, processes
+            ),
+        }
+    return replace(settings.parallel, compile=what, engine=engine), note
+
+
+def all_arguments(
+    settings: RunConfig, arguments: Mapping[str, Any], task: Task, values: TrainingValues
+) -> JsonObject:
+    """All arguments of a run, for its logs, its card and its checkpoints."""
+    chosen: JsonObject = {}
+    if task.defaults_kind is not None:
+        chosen = {
+            "learning_rate": values.schedule.learning_rate,
+            "warmup_proportion": values.schedule.warmup_proportion,
+            "epochs": values.epochs,
+            "batch_size": values.loader.batch_size,
+        }
+    return settings.arguments.as_dict() | {**arguments} | chosen
 
 
 def make_record(
-    config: RunConfig, max_steps: int, start: Start, data: TaskData, runtime: Runtime
+    settings: RunConfig,
+    phase: str,
+    arguments: JsonObject,
+    start: Start,
+    data: TaskData,
+    values: TrainingValues,
+    runtime: Runtime,
 ) -> RunRecord:
-    """The identity of a run and its hyperparameters, on all ranks. The other ranks wait here, where
-    the timeout is long, while the main process reads the starting weights and the data.
+    """The record of a run, on all ranks. The other ranks wait here, where the timeout is long,
+    while the main process reads the starting weights and the data; not for a benchmark.
     """
-    hyperparameters = config.hyperparameters | {
-        GLOBAL_BATCH: config.loader.global_batch_size,
-        "--max-steps": max_steps,
-    }
+    on_main = runtime.distributed.on_main
+    seed = arguments.get("seed", settings.seed)
+    hyperparameters = settings.arguments.tagged("result")
+    if data.task.defaults_kind is not None:
+        hyperparameters |= {
+            RATE: values.schedule.learning_rate,
+            WARMUP: values.schedule.warmup_proportion,
+            EPOCHS: values.epochs,
+        }
+    record = RunRecord({}, hyperparameters, arguments, phase, seed, len(data.dataset))
+    if settings.trainer.benchmark:
+        return record
+    hyperparameters |= {GLOBAL_BATCH: values.loader.global_batch_size, STEPS: values.max_steps}
     if data.held_out is not None:
-        digest = runtime.distributed.on_main(data.held_out.digest)
-        hyperparameters["the digest of --eval-dir"] = digest
-    identity = runtime.distributed.on_main(
+        hyperparameters["the digest of --eval-dir"] = on_main(data.held_out.digest)
+    identity = on_main(
         lambda: identity_of(
             start.weights_digest(),
             data.choice.config,
             data.choice.tokenizer,
             data.dataset.digest(),
-            config.metadata.seed,
+            seed,
             data.development,
             data.task.identity(),
         )
     )
-    return RunRecord(identity, hyperparameters)
-
-
-def count_steps(config: RunConfig, num_samples: int) -> int:
-    """Number of updates of a run: the smaller of `max_steps` and the length of `epochs`."""
-    steps, epochs = config.trainer.max_steps, config.trainer.epochs
-    if epochs is not None:
-        needed = math.ceil(exact_product(epochs, num_samples) / config.loader.global_batch_size)
-        steps = min(needed, steps) if steps > 0 else needed
-    if steps >= 2**31:
-        raise UserError(
-            f"--epochs {epochs:g} takes {steps} updates: give fewer epochs, or --max-steps"
-        )
-    return steps
+    return replace(record, identity=identity, data=identity["data"], data_files=data.data_files)

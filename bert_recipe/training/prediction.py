@@ -12,14 +12,20 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
+from bert_recipe.checkpoint.identity import (
+    WEIGHTS,
+    RunRecord,
+    check_results_of,
+    refuse_seeds,
+    write_record,
+)
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS, make_model
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
-from bert_recipe.config import PredictionConfig, RunConfig, RunRecord
+from bert_recipe.config import RunConfig
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.parallel.base import ParallelModel
@@ -53,7 +59,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     choice = choose_model(config.model, folder)
     check_same_kind(folder, choice)
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
-    if not config.fine_tuning.gives_length:  # as in training
+    if not config.arguments.given("max_seq_length"):  # as in training
         length = task.fine_tuned_length(choice.config, folder)
         task = replace(cast(Any, task), max_seq_length=length)
     task.check_length(choice.config)
@@ -65,9 +71,9 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
         digest = None
         if not config.trainer.benchmark:
             digest = on_main(partial(claim_results, results, folder, locks))
-        open_report(config.runtime, results, runtime)
-        settings = config.metadata.arguments | {
-            "SEED": config.metadata.seed,
+        open_report(config, results, runtime)
+        settings = config.arguments.as_dict() | {
+            "SEED": config.seed,
             "task": task.name,
             "max_seq_length": task.max_seq_length,
             FLOAT32_LINEAR: float32_library(),
@@ -136,9 +142,7 @@ def predict_all(
     for prediction_set in sets:
         # The last figures in the log are those of the scored set.
         is_logged = prediction_set.is_scored or not has_scored
-        logits = predict_set(
-            task, parallel, prediction_set.dataset, config.prediction, is_logged, runtime
-        )
+        logits = predict_set(task, parallel, prediction_set.dataset, config, is_logged, runtime)
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:
@@ -161,14 +165,14 @@ def predict_set(
     task: FineTuningTask,
     parallel: ParallelModel,
     dataset: SequenceDataset,
-    config: PredictionConfig,
+    config: RunConfig,
     is_logged: bool,
     runtime: Runtime,
 ) -> np.ndarray:
     """The logits of a data set (see evaluation.predict). is_logged: its counts and its speed go to
     all logs, not to the terminal only.
     """
-    size = config.batch_size
+    size, measured = config.prediction.batch_size, config.trainer.measured_batches
     if is_logged:
         settings = {
             "eval_samples": dataset.num_examples,
@@ -179,7 +183,8 @@ def predict_set(
         }
         runtime.reporter.log("PARAMETER", settings)
     started = time.perf_counter()
-    outputs, speed = predict(parallel, dataset, task.logits_axis, config, runtime)
+    axis = task.logits_axis
+    outputs, speed = predict(parallel, dataset, axis, size, runtime, measured=measured)
     speed["e2e_inference_time"] = time.perf_counter() - started
     text = f"prediction of {size} sequences at a time: {describe(speed, '.4g')}"
     runtime.reporter.log((), speed if is_logged else {}, text)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.identity import WEIGHTS, complete_record
-from bert_recipe.checkpoint.start import Start
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.config import DevelopmentData, RunConfig, RuntimeConfig, TrainerConfig
+from bert_recipe.config import RunConfig
+from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
@@ -29,7 +28,6 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Task
 from bert_recipe.training.benchmark import Benchmark
 from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
@@ -42,6 +40,7 @@ from bert_recipe.training.head_first import (
     encoder_parameters,
     head_rate,
 )
+from bert_recipe.training.run import Run
 from bert_recipe.training.trainer import Trainer, measuring_window
 from bert_recipe.utils.device import (
     keep_freed_memory,
@@ -62,9 +61,9 @@ DIGITS = 16  # of a digest that is logged
 
 
 @contextmanager
-def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
+def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -> Iterator[Runtime]:
     """Selects device and precision, initializes the process group, and opens the logs. Cleans up on
-    exit.
+    exit. messages: to print after the title.
     """
     settings, parallel = config.runtime, config.parallel
     device = select_device(settings.device)
@@ -72,7 +71,6 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     precision = select_precision(
         types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8
     )
-    messages = settings.messages
     if slow := slow_bfloat16(precision, device):
         messages = (*messages, f"note: {slow}")
     check_parallel(config, device)
@@ -116,9 +114,9 @@ def chooses_onednn(
     return distributed.all_reduce_sum([chosen]) == [distributed.world_size]
 
 
-def open_report(config: RuntimeConfig, folder: Path, runtime: Runtime) -> None:
+def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
     """Logs to report.json in the run's folder, unless the flags give a report file."""
-    if config.reports_in_folder and runtime.distributed.is_main:
+    if not config.arguments.given("report_file") and runtime.distributed.is_main:
         runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
 
 
@@ -159,42 +157,30 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         )
 
 
-def build_trainer(
-    model: PreTrainedModel,
-    task: Task,
-    config: RunConfig,
-    runtime: Runtime,
-    start: Start | None = None,
-    evaluator: Evaluator | None = None,
-    development: DevelopmentData | None = None,
-    settings: JsonObject | None = None,
-) -> Trainer:
-    """The trainer of `model`, also on the meta device, with the state of `start`.
-
-    start: random weights by default.
-    evaluator: see Evaluations.
-    development: see TaskData.
-    settings: to log at the start, besides those of the run.
+def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = None) -> Trainer:
+    """The trainer of a run, with the state that it starts from. model: the run's, also on the meta
+    device; by default a new one.
     """
-    start = start or Start()
-    trainer_config = config.trainer
+    torch.manual_seed(run.record.seed)
+    model = model or run.make_model()
     check_memory(model, runtime, tensors_per_parameter=3)
-    parallel = apply_strategies(model, task.frozen_models, config, runtime)
+    parallel = apply_strategies(model, run, runtime)
     device = parallel.optimizer_device
-    learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
-    state = make_state(parallel, learning_rate, config, runtime)
-    state.start_from(start, trainer_config.checkpoint_folder, trainer_config.record)
-    check_updates_left(state.schedule_start, trainer_config.max_steps)
+    peak_rate = run.values.schedule.learning_rate
+    learning_rate = torch.tensor(peak_rate, dtype=torch.float32, device=device)
+    state = make_state(run, parallel, learning_rate, runtime)
+    state.restore()
+    check_updates_left(state.schedule_start, run.max_steps)
 
-    if begins_with_head(model, task, start, state, trainer_config):
+    if begins_with_head(model, run, state):
         state.encoder_start = None
     if state.encoder_start is None:
         parallel.frozen = encoder_parameters(model)
     first_step = state.step
-    last_step = trainer_config.last_step(first_step)
+    last_step = run.last_step(first_step)
 
     def learning_rates() -> Tensor:
-        return rate_table(schedule_of(config, state), first_step, last_step, device)
+        return rate_table(schedule_of(run, state), first_step, last_step, device)
 
     rates = learning_rates()
 
@@ -202,80 +188,89 @@ def build_trainer(
         parallel.frozen = frozenset()
         rates.copy_(learning_rates())
 
-    best = None
-    if development is not None:
-        best = make_best(state, task, trainer_config, development.digest)
+    best = make_best(run, state)
     state.evaluated_step = None if best is None else best.evaluated_step
-    stopwatch = Stopwatch(runtime.device, enabled=trainer_config.benchmark)
-    callbacks = make_callbacks(state, evaluator, best, stopwatch, trainer_config, runtime)
-    if task.guessing_loss is not None and not trainer_config.benchmark:
-        callbacks.append(GuessingLoss(task, task.guessing_loss, trainer_config, runtime))
+    stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
+    callbacks = make_callbacks(run, state, best, stopwatch, runtime)
+    if run.task.guessing_loss is not None and run.saves:
+        callbacks.append(GuessingLoss(run, run.task.guessing_loss, runtime))
     if state.encoder_start is None:
-        callbacks = [HeadFirst(task, state, trainer_config, runtime, train_encoder), *callbacks]
+        callbacks = [HeadFirst(run, state, runtime, train_encoder), *callbacks]
     return Trainer(
-        task,
+        run,
         state,
         learning_rate,
         rates,
-        trainer_config,
         runtime,
         callbacks=callbacks,
         stopwatch=stopwatch,
-        settings=run_settings(config, state) | (settings or {}),
+        settings=run_settings(run, state),
     )
 
 
-def apply_strategies(
-    model: PreTrainedModel,
-    frozen_models: Sequence[PreTrainedModel],
-    config: RunConfig,
-    runtime: Runtime,
-) -> ParallelModel:
-    """`model` on its device, with the strategies of the flags and without its frozen layers."""
-    untrained = freeze_layers(model, config.trainer.freeze_layers)
+def make_loader(run: Run, trainer: Trainer) -> StepLoader:
+    """The loader of the remaining batches of `trainer`."""
+    return StepLoader(
+        run.data.dataset,
+        run.values.loader,
+        run.record.seed,
+        first_position=trainer.state.samples_consumed,
+        rank=trainer.distributed.rank,
+        world_size=trainer.distributed.world_size,
+        pin_memory=trainer.device.type == "cuda",
+        limits=run.limits(),
+        updates=run.max_steps - trainer.state.schedule_start,
+    )
+
+
+def apply_strategies(model: PreTrainedModel, run: Run, runtime: Runtime) -> ParallelModel:
+    """`model` on its device, with the strategies of the run and without its frozen layers."""
+    untrained = freeze_layers(model, run.settings.trainer.freeze_layers)
     parallel = parallelize(
         model,
-        config.parallel,
+        run.parallel,
         runtime.precision,
         runtime.device,
         runtime.distributed,
-        frozen_models,
+        run.task.frozen_models,
+        falls_back=run.settings.parallel.compile == "auto",
     )
     for name in untrained:
         parallel.named_parameters()[name].requires_grad_(False)
     return parallel
 
 
-def run_settings(config: RunConfig, state: TrainState) -> JsonObject:
-    """What to log at the start, besides the task's settings."""
-    settings = config.metadata.arguments | {
-        "SEED": config.metadata.seed,
+def run_settings(run: Run, state: TrainState) -> JsonObject:
+    """What to log at the start."""
+    settings = run.record.arguments | {
+        "SEED": run.record.seed,
         "processes": state.distributed.world_size,
     }
-    record = config.trainer.record
-    if record is not None:  # paths do not tell models apart: their content may change
-        weights = complete_record(config.trainer.checkpoint_folder, record).identity[WEIGHTS]
+    if run.saves and state.distributed.is_main:
+        # Paths do not tell models apart: their content may change.
+        weights = complete_record(run.folder, run.record).identity[WEIGHTS]
         settings["starting_weights"] = weights and weights[:DIGITS]
-    return settings | state.versions
+    batch_size, max_steps = run.values.loader.batch_size, run.max_steps
+    return settings | state.versions | run.task.logged_settings(run.data, batch_size, max_steps)
 
 
-def schedule_of(config: RunConfig, state: TrainState) -> Callable[[int], float]:
+def schedule_of(run: Run, state: TrainState) -> Callable[[int], float]:
     """The learning rate by updates: constant while only the head is trained."""
+    schedule = run.values.schedule
     if state.encoder_start is None:
-        rate = head_rate(config.optimizer.name, config.schedule.learning_rate)
+        rate = head_rate(run.settings.optimizer.name, schedule.learning_rate)
         return lambda _updates: rate
-    first = state.encoder_start or state.schedule_start
-    return make_schedule(replace(config.schedule, first_step=first))
+    return make_schedule(schedule, run.max_steps, state.encoder_start or state.schedule_start)
 
 
 def make_state(
-    parallel: ParallelModel, learning_rate: Tensor, config: RunConfig, runtime: Runtime
+    run: Run, parallel: ParallelModel, learning_rate: Tensor, runtime: Runtime
 ) -> TrainState:
     """The state of a run before its first update, with its optimizer. learning_rate: the tensor
     that the optimizer reads.
     """
     optimizer = make_optimizer(
-        config.optimizer,
+        run.settings.optimizer,
         parallel.model,
         learning_rate,
         parallel.named_parameters(),
@@ -286,17 +281,9 @@ def make_state(
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=learning_rate.device)
     if runtime.precision.needs_loss_scale:
-        types = config.precision
+        types = run.settings.precision
         loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, learning_rate.device)
-    return TrainState(
-        parallel,
-        optimizer,
-        spec_of(optimizer),
-        loss_scale,
-        config.metadata,
-        runtime.distributed,
-        config.trainer.ema,
-    )
+    return TrainState(run, parallel, optimizer, spec_of(optimizer), loss_scale, runtime.distributed)
 
 
 def check_updates_left(first: int, max_steps: int) -> None:
@@ -308,16 +295,16 @@ def check_updates_left(first: int, max_steps: int) -> None:
         )
 
 
-def make_best(
-    state: TrainState, task: Task, config: TrainerConfig, development_data: str | None
-) -> BestCheckpoint:
-    """The evaluations of the run so far, and its best checkpoint. development_data: its digest."""
+def make_best(run: Run, state: TrainState) -> BestCheckpoint | None:
+    """The evaluations of the run so far, and its best checkpoint; None if it keeps none."""
+    if run.data.development is None:
+        return None
     return BestCheckpoint(
-        folder=config.checkpoint_folder,
-        metric=task.metric,
-        lower_is_better=task.lower_is_better,
-        patience=config.early_stopping,
-        development_data=development_data,
+        folder=run.folder,
+        metric=run.task.metric,
+        lower_is_better=run.task.lower_is_better,
+        patience=run.settings.trainer.early_stopping,
+        development_data=run.data.development.digest,
         step=state.step,
         evaluated_step=state.evaluated_step,
         on_main=state.distributed.on_main,
@@ -325,21 +312,22 @@ def make_best(
 
 
 def make_callbacks(
+    run: Run,
     state: TrainState,
-    evaluator: Evaluator | None,
     best: BestCheckpoint | None,
     stopwatch: Stopwatch,
-    config: TrainerConfig,
     runtime: Runtime,
 ) -> list[Callback]:
     """What happens after updates: checkpoints and evaluations, or the measurements of a
     benchmark.
     """
-    if config.benchmark:
+    if not run.saves:
         window = measuring_window(runtime)
-        warmup_steps = config.benchmark_warmup_steps
+        warmup_steps = run.settings.trainer.benchmark_warmup_steps
         return [Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)]
-    checkpoints = Checkpoints(state, config, runtime)
-    if evaluator is None:
+    checkpoints = Checkpoints(run, state, runtime)
+    if run.data.held_out is None and not run.data.scored_sets:
         return [checkpoints]
-    return [checkpoints, Evaluations(evaluator, best, checkpoints, state, config, runtime)]
+    batch_size = run.settings.prediction.batch_size
+    evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
+    return [checkpoints, Evaluations(evaluator, best, checkpoints, run, state, runtime)]

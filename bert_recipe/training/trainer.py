@@ -19,7 +19,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.config import TrainerConfig
 from bert_recipe.metrics.sinks import RESUMED_STEP
 from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
 from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
@@ -29,9 +28,10 @@ from bert_recipe.model.token_stream import StepBatch
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import compilation_errors
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import SeparableTask, Task
+from bert_recipe.tasks.task import SeparableTask
 from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.training.evaluation import sums_without_dropout
+from bert_recipe.training.run import Run
 from bert_recipe.utils.device import FreedMemory, peak_flops
 from bert_recipe.utils.distributed import translate_peer_failure
 from bert_recipe.utils.errors import PeerError, UserError, restart_code
@@ -56,17 +56,17 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
+        run: Run,
         state: TrainState,
         learning_rate: Tensor,
         rates: Tensor,
-        config: TrainerConfig,
         runtime: Runtime,
         callbacks: Sequence[Callback] = (),
         stopwatch: Stopwatch | None = None,
         settings: dict[str, Any] | None = None,
     ):
-        self.task, self.state, self.config, self.runtime = task, state, config, runtime
+        self.run, self.task, self.state, self.runtime = run, run.task, state, runtime
+        self.config = config = run.settings.trainer
         self.parallel, self.device = cast(ParallelModel, state.parallel), runtime.device
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.callbacks = callbacks
@@ -76,16 +76,16 @@ class Trainer:
         self.freed_memory = FreedMemory()
         # Updates of this process.
         self.first_step = state.step
-        self.last_step = config.last_step(state.step)
+        self.last_step = run.last_step(state.step)
         # Of the run, for the log; a benchmark may be longer than the run.
-        self.num_steps = self.last_step if config.benchmark else config.max_steps
+        self.num_steps = self.last_step if config.benchmark else run.max_steps
         self.profile = UpdateProfile(
             config.profile_update if self.distributed.is_main else None,
-            config.checkpoint_folder,
+            run.folder,
             self.distributed.rank,
             self.device,
         )
-        self.profile.check(max(self.last_step, config.max_steps))
+        self.profile.check(max(self.last_step, run.max_steps))
         # With CPU offload, not the device of the forward pass.
         device = self.parallel.optimizer_device
         self.learning_rate, self.rates = learning_rate, rates
@@ -114,7 +114,7 @@ class Trainer:
             for callback in self.callbacks:
                 callback.start(self.stop)
             with contextlib.suppress(StopAtOnce):
-                if state.step == 0 and self.config.logs_start:
+                if state.step == 0 and self.run.logs_start:
                     batches = self._log_start(batches)
                 self._make_updates(batches, bar)
             bar.close()
@@ -179,10 +179,10 @@ class Trainer:
     @property
     def is_finished(self) -> bool:
         """Whether all updates are made, or early stopping has ended the run."""
-        return self.is_exhausted or self.state.step >= self.config.max_steps
+        return self.is_exhausted or self.state.step >= self.run.max_steps
 
     def _progress_bar(self) -> tqdm:
-        phase, is_main = self.state.metadata.phase, self.distributed.is_main
+        phase, is_main = self.run.record.phase, self.distributed.is_main
         return progress_bar(
             self.last_step, phase, "step", self.state.step, enabled=is_main, lines=False
         )
@@ -213,7 +213,7 @@ class Trainer:
         parallel = self.parallel
         count = max_micro_batches or len(batch.micro_batches)
         parallel.model.train()
-        seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
+        seed = seed_of_step(self.run.record.seed, batch.first_position, self.distributed.rank)
         torch.manual_seed(seed)
         micro_batches = batch.filled_to(count)
         forward = self.task.for_batch(micro_batches, parallel.plain_module, self.runtime, seed)
@@ -290,8 +290,7 @@ class Trainer:
         first = state.samples_consumed - skipped * global_batch_size
         last = state.samples_consumed - 1
         advice = (
-            f"lower --learning-rate, or look at that data; checkpoints are in "
-            f"{self.config.checkpoint_folder}"
+            f"lower --learning-rate, or look at that data; checkpoints are in {self.run.folder}"
         )
         if any(self.distributed.all_reduce_sum([not self.parallel.has_finite_weights()])):
             advice = (

@@ -26,6 +26,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.start import no_log
 from bert_recipe.checkpoint.weights import load_weights
 from bert_recipe.config import RunConfig, RuntimeConfig, is_step
+from bert_recipe.config.arguments import startup_messages
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
@@ -34,9 +35,16 @@ from bert_recipe.tasks.task import FineTuningTask, Task
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
-from bert_recipe.training.plan import TrainingPlan, plan_training
+from bert_recipe.training.plan import open_runs
 from bert_recipe.training.prediction import predict_all, predict_only
-from bert_recipe.training.setup import SCORES_FILE, open_report, start_runtime
+from bert_recipe.training.run import Run
+from bert_recipe.training.setup import (
+    SCORES_FILE,
+    build_trainer,
+    make_loader,
+    open_report,
+    start_runtime,
+)
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import remove
@@ -49,48 +57,46 @@ class SeedRun(Protocol):
     the exit code.
     """
 
-    def __call__(
-        self, plan: TrainingPlan, runtime: Runtime
-    ) -> tuple[dict[str, float] | None, int]: ...
+    def __call__(self, run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]: ...
 
 
 MOST_PASSES = 10  # over the texts that a model is continued on, before a warning
 
 
-def run_task(config: RunConfig, task: Task, title: str, run: SeedRun | None = None) -> int:
+def run_task(config: RunConfig, task: Task, title: str, train_run: SeedRun | None = None) -> int:
     """Trains, scores and predicts, or estimates memory, as the flags request; returns the exit
-    code. run: what training is, by default updates of all weights.
+    code. train_run: what training is, by default updates of all weights.
     """
     if config.estimate_memory is not None:
         print_estimate(config, task, choose_model_of(config).config)
         return 0
-    with start_runtime(config, title) as runtime:
+    with start_runtime(config, title, startup_messages(config.arguments)) as runtime:
         if config.fine_tuning.do_train:
-            return train_and_predict(config, task, runtime, run or run_seed)
+            return train_and_predict(config, task, runtime, train_run or run_seed)
         return predict_only(config, cast(FineTuningTask, task), runtime)
 
 
-def train_and_predict(config: RunConfig, task: Task, runtime: Runtime, run: SeedRun) -> int:
+def train_and_predict(config: RunConfig, task: Task, runtime: Runtime, train_run: SeedRun) -> int:
     """Trains, scores and predicts in one run, or in one for each seed or fold, whose scores are
     then reported together; returns the exit code.
     """
-    plans = plan_training(config, task, runtime)  # by the subfolder of the seed; "" if it is alone
-    data = next(iter(plans.values())).data
+    runs = open_runs(config, task, runtime)
+    data = next(iter(runs.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
-    open_report(config.runtime, folder, runtime)
-    check_seeds(plans, runtime)
-    has_several = len(plans) > 1
+    open_report(config, folder, runtime)
+    check_seeds(runs, runtime)
+    has_several = len(runs) > 1
     scores: list[dict[str, float]] = []
-    for name, plan in plans.items():
+    for name, run in runs.items():
         with seed_logs(config.runtime, name, runtime) as seed_runtime:
             if has_several:
-                open_report(config.runtime, folder / name, seed_runtime)
-            results, exit_code = run(plan, seed_runtime)
+                open_report(config, run.folder, seed_runtime)
+            results, exit_code = train_run(run, seed_runtime)
         if results is None:  # stopped before its end
             return exit_code
         scores.append(results)
     if has_several and any(scores) and runtime.distributed.is_main:
-        title = f"{data.task.name}, {range_of(list(plans))}"
+        title = f"{data.task.name}, {range_of(list(runs))}"
         runtime.reporter.log("PARAMETER", {"task": title})
         results = report_seeds(scores, title, runtime)
         metric = cast(FineTuningTask, data.task).metric
@@ -99,11 +105,11 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime, run: Seed
     return 0
 
 
-def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
+def check_seeds(runs: dict[str, Run], runtime: Runtime) -> None:
     """Refuses before the first run what later seeds' runs would refuse, and a folder with runs of
     another kind: a single one, seeds or folds.
     """
-    folders = {name: plan.config.trainer.checkpoint_folder for name, plan in plans.items()}
+    folders = {name: run.folder for name, run in runs.items()}
 
     def check() -> None:
         if "" in folders:
@@ -116,11 +122,11 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
                 f"--output-dir"
             )
         refuse_seeds(parent, next(iter(folders)).partition("-")[0])
-        for name, plan in plans.items():
-            if folders[name].is_dir():
-                plan.check_folder()
+        for run in runs.values():
+            if run.folder.is_dir():
+                run.check_folder()
 
-    if not next(iter(plans.values())).config.trainer.benchmark:
+    if next(iter(runs.values())).saves:
         runtime.distributed.on_main(check)
 
 
@@ -188,58 +194,52 @@ def report_baselines_of_seeds(
     return {BASELINES: means}
 
 
-def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
+def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
     """Trains, and predicts if the task has files for that. Returns the results, None if training is
     incomplete, and the exit code.
     """
-    config, data = plan.config, plan.data
-    trainer = plan.build_trainer(runtime)
+    trainer = build_trainer(run, runtime)
     with closing(trainer.state):
-        exit_code = train(trainer, plan, runtime)
-        if exit_code or not (trainer.is_finished or config.trainer.benchmark):
+        exit_code = train(trainer, runtime)
+        if exit_code or not (trainer.is_finished or not run.saves):
             return None, exit_code
-        if not data.sets:
-            return report_losses(trainer, plan, runtime), 0
+        if not run.data.sets:
+            return report_losses(trainer, runtime), 0
         use_best(trainer)
         parallel = trainer.parallel
         model_folders = folders_of_model(trainer)
         lock = trainer.state.keep_lock()
     del trainer  # frees the optimizer's memory
     with lock:  # until the scores are written, too
-        if runtime.distributed.is_main and not config.trainer.benchmark:
-            remove_summary(config.trainer.checkpoint_folder)
-        scores = predict_all(
-            config,
-            cast(FineTuningTask, data.task),
-            parallel,
-            list(data.sets),
-            config.trainer.checkpoint_folder,
-            runtime,
-        )
-        if scores and not config.trainer.benchmark:
+        if runtime.distributed.is_main and run.saves:
+            remove_summary(run.folder)
+        task, sets = cast(FineTuningTask, run.task), list(run.data.sets)
+        scores = predict_all(run.settings, task, parallel, sets, run.folder, runtime)
+        if scores and run.saves:
             for model_folder in model_folders:
                 architecture = parallel.model.architecture
-                complete_card(model_folder, plan, architecture, only_numbers(scores))
+                complete_card(model_folder, run, architecture, only_numbers(scores))
     return scores, 0
 
 
-def train(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> int:
+def train(trainer: Trainer, runtime: Runtime) -> int:
     """Trains; returns the exit code."""
-    if not trainer.config.benchmark:
-        runtime.reporter.start(trainer.config.checkpoint_folder, trainer.state.step)
+    run = trainer.run
+    if run.saves:
+        runtime.reporter.start(run.folder, trainer.state.step)
     if trainer.state.data_may_differ:
-        plan.data.task.recheck(plan.data, runtime)
+        run.task.recheck(run.data, runtime)
     evaluations = trainer.callback(Evaluations)
     if evaluations is not None and evaluations.is_missing():
         evaluations.evaluate()
     trainer.claim()
     if runtime.distributed.is_main and not trainer.is_finished:
-        for note in notes_before_training(plan, trainer):
+        for note in notes_before_training(trainer):
             print_line(note)
-        if not trainer.config.benchmark:
-            remove_results(plan, trainer)
+        if run.saves:
+            remove_results(run)
     before = scores_before(trainer, evaluations)
-    exit_code = trainer.train(plan.make_loader(trainer))
+    exit_code = trainer.train(make_loader(run, trainer))
     selection = best_checkpoint(trainer)
     if trainer.is_finished and selection is not None and selection.best:
         best, metric = selection.best, selection.metric
@@ -256,9 +256,9 @@ def scores_before(trainer: Trainer, evaluations: Evaluations | None) -> dict[str
     """The scores of the starting weights, on all ranks, where the task asks for them and training
     evaluates; {} otherwise, and if the run is resumed.
     """
-    config = trainer.config
-    is_start = trainer.state.step == 0 and config.eval_steps > 0 and not config.benchmark
-    if evaluations is None or not (is_start and trainer.task.scores_start):
+    run = trainer.run
+    is_start = trainer.state.step == 0 and run.eval_steps > 0 and run.saves
+    if evaluations is None or not (is_start and run.task.scores_start):
         return {}
     evaluations.evaluate()
     return without_prefix(evaluations.results)
@@ -268,36 +268,36 @@ def without_prefix(results: dict[str, float]) -> dict[str, float]:
     return {name.removeprefix("eval_"): value for name, value in results.items()}
 
 
-def report_losses(trainer: Trainer, plan: TrainingPlan, runtime: Runtime) -> dict[str, float]:
+def report_losses(trainer: Trainer, runtime: Runtime) -> dict[str, float]:
     """Keeps the last losses of training without a file to score: on the model cards, and those of a
     seed in its folder. Returns the results of the seed; {} for a single run.
     """
-    config = plan.config
+    run = trainer.run
     results = last_results(trainer)
-    if "loss" in results and runtime.distributed.is_main and not config.trainer.benchmark:
-        add_losses_to_cards(trainer, plan)
-    if config.num_seeds == 1:
+    if "loss" in results and runtime.distributed.is_main and run.saves:
+        add_losses_to_cards(trainer)
+    if run.settings.num_seeds == 1:
         return {}
-    path = config.trainer.checkpoint_folder / SCORES_FILE
-    return runtime.distributed.on_main(partial(keep_results, path, plan, results))
+    return runtime.distributed.on_main(partial(keep_results, run, results))
 
 
-def notes_before_training(plan: TrainingPlan, trainer: Trainer) -> list[str]:
-    notes = [plan.note] if plan.note else []
-    is_random = trainer.state.step == 0 and plan.start.weights is None
-    if is_random and plan.data.task.without_weights:
-        notes.append(f"warning: {plan.data.task.without_weights}")
-    if plan.start.weights is not None and plan.data.task.learns_from_texts:
-        notes.append(repetition_note(plan))
+def notes_before_training(trainer: Trainer) -> list[str]:
+    run = trainer.run
+    notes = [run.note] if run.note else []
+    is_random = trainer.state.step == 0 and run.start.weights is None
+    if is_random and run.task.without_weights:
+        notes.append(f"warning: {run.task.without_weights}")
+    if run.start.weights is not None and run.task.learns_from_texts:
+        notes.append(repetition_note(run))
     if trainer.parallel.model.is_compiled:
         notes.append(BEFORE_THE_WAIT)
     return notes
 
 
-def repetition_note(plan: TrainingPlan) -> str:
+def repetition_note(run: Run) -> str:
     """How often a run that continues a model reads its texts."""
-    updates, batch = plan.config.trainer.max_steps, plan.config.loader.global_batch_size
-    count = len(plan.data.dataset)
+    updates, batch = run.max_steps, run.values.loader.global_batch_size
+    count = len(run.data.dataset)
     passes = updates * batch / count
     text = (
         f"{updates:,} updates of {batch:,} read the {count:,} training samples {passes:,.1f} times"
@@ -319,12 +319,11 @@ def last_results(trainer: Trainer) -> dict[str, float]:
     return results if evaluations is None else results | evaluations.results
 
 
-def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
+def remove_results(run: Run) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
-    folder = trainer.config.checkpoint_folder
-    for name in {*plan.start.result_files} - {EVALUATIONS_FILE}:
-        remove(folder / name)
-    remove_summary(folder)
+    for name in {*run.start.result_files} - {EVALUATIONS_FILE}:
+        remove(run.folder / name)
+    remove_summary(run.folder)
 
 
 def remove_summary(folder: Path) -> None:
@@ -349,23 +348,26 @@ def use_best(trainer: Trainer) -> None:
 
 def complete_card(
     folder: Path,
-    plan: TrainingPlan,
+    run: Run,
     architecture: str,
     scores: dict[str, float],
     training_loss: float | None = None,
 ) -> None:
     step = int(folder.name) if is_step(folder.name) else None
-    config, metadata = plan.data.choice.config, plan.config.metadata
-    write_card(folder, card_of(architecture, config, metadata, step, scores, training_loss))
+    config = run.data.choice.config
+    card = card_of(architecture, config, run.record, run.parts, step, scores, training_loss)
+    write_card(folder, card)
 
 
-def add_losses_to_cards(trainer: Trainer, plan: TrainingPlan) -> None:
+def add_losses_to_cards(trainer: Trainer) -> None:
     """Adds the last losses to the card of the last step, and those of the best step to its card,
     for training without a file to score.
     """
-    folder = trainer.config.checkpoint_folder
+    folder = trainer.run.folder
     selection = best_checkpoint(trainer)
-    write = partial(complete_card, plan=plan, architecture=trainer.parallel.model.architecture)
+    write = partial(
+        complete_card, run=trainer.run, architecture=trainer.parallel.model.architecture
+    )
     results = last_results(trainer)
     loss = results.pop("loss")
     held_out = {name.removeprefix("eval_"): value for name, value in results.items()}
@@ -378,7 +380,7 @@ def add_losses_to_cards(trainer: Trainer, plan: TrainingPlan) -> None:
 
 def folders_of_model(trainer: Trainer) -> list[Path]:
     """The folders with the weights that `use_best` leaves."""
-    folder = trainer.config.checkpoint_folder
+    folder = trainer.run.folder
     selection = best_checkpoint(trainer)
     folders = [folder / str(trainer.state.step)]
     if selection is not None and selection.best:
@@ -386,11 +388,12 @@ def folders_of_model(trainer: Trainer) -> list[Path]:
     return [path for path in folders if path.is_dir()]
 
 
-def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> dict[str, float]:
-    """Writes a seed's last losses to `path`, or returns the results in it if this start had nothing
-    left to train.
+def keep_results(run: Run, results: dict[str, float]) -> dict[str, float]:
+    """Writes a seed's last losses to its folder, or returns the results in it if this start had
+    nothing left to train.
     """
-    held_out = plan.data.held_out and plan.data.held_out.digest()
+    path = run.folder / SCORES_FILE
+    held_out = run.data.held_out and run.data.held_out.digest()
     if "loss" in results or not path.exists():  # killed before it was written
         write_json(path, {"held_out_data": held_out, **results})
         return results

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from bert_recipe.utils.errors import error_line, print_error, reports_errors
@@ -27,7 +28,11 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 
 class Arguments(argparse.Namespace):
-    """Parsed arguments, frozen when `parse_args` returns."""
+    """Parsed arguments, frozen when `parse_args` returns; without any, nothing was given."""
+
+    _given: Mapping[str, str] = MappingProxyType({})
+    _flags: "Mapping[str, Flag]" = MappingProxyType({})
+    _program: str | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__dict__.get("_frozen"):
@@ -63,8 +68,12 @@ class Arguments(argparse.Namespace):
             if values[name] != self._defaults[name]
         }
 
-    def command(self) -> str:
-        """The command that was typed, with the names of files without their folders."""
+    def command(self) -> str | None:
+        """The command that was typed, with the names of files without their folders; None if there
+        was none.
+        """
+        if self._program is None:
+            return None
         words = ["python3", self._program]
         for name, flag in self._given.items():
             value = vars(self)[name]
@@ -194,12 +203,14 @@ def flags_of(*configs: "type[DataclassInstance]") -> list[Flag]:
 def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     """Makes `config` from `values`, from the flags of its fields, and from arguments named as its
     fields. Fields that are such dataclasses themselves are made in the same way.
+
+    values: by the name of the argument, or of a field that has none.
     """
     chosen = {}
     for member in fields(config):
         name = member.metadata["flag"].name if member.metadata else member.name
-        if member.name in values:
-            chosen[member.name] = values[member.name]
+        if name in values:
+            chosen[member.name] = values[name]
         elif isinstance(member.type, type) and is_dataclass(member.type):
             chosen[member.name] = from_flags(member.type, args, **values)
         elif name in args:

@@ -22,9 +22,10 @@ from bert_recipe.checkpoint.folder import (
     remove_leftovers,
     verify_checkpoint,
 )
+from bert_recipe.checkpoint.identity import RunRecord
+from bert_recipe.checkpoint.model_card import ModelParts
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
-from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.bert import BertConfig
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.distributed import DistributedContext
@@ -43,12 +44,10 @@ def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> 
         "model.safetensors": rows_of(model),
         "model_optimizer.safetensors": rows_of(optimizer),
     }
-    metadata = CheckpointMetadata(
-        {}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file)
-    )
-    return Checkpoint(
-        step, tensors, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": step}, metadata
-    )
+    record = RunRecord({}, {}, phase="phase1", num_samples=1)
+    parts = ModelParts(BertTokenizer(vocab_file))
+    config = BertConfig(5, 4, 1, 1, 4)
+    return Checkpoint(step, tensors, config, "BertModel", {"step": step}, record, parts)
 
 
 @pytest.fixture

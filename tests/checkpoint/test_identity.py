@@ -18,11 +18,10 @@ from bert_recipe.checkpoint.folder import (
     find_model_folder,
     model_digest,
 )
-from bert_recipe.checkpoint.identity import RECORD_FILE, WEIGHTS, check_record
+from bert_recipe.checkpoint.identity import RECORD_FILE, WEIGHTS, RunRecord, check_record
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.writer import Checkpoint
-from bert_recipe.config import RunRecord
 from bert_recipe.training import trainer as trainer_module
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
@@ -245,7 +244,7 @@ def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypat
     made.local_writers = 1
     rows = TensorRows("", (), torch.empty(112 << 20, dtype=torch.uint8))
     state = Checkpoint(
-        1, {"model.safetensors": [rows], "model_optimizer.safetensors": [rows, rows]}, *[None] * 4
+        1, {"model.safetensors": [rows], "model_optimizer.safetensors": [rows, rows]}, *[None] * 5
     )
     for available, returned, is_copied in (
         (903, 600, False),

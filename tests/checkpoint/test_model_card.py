@@ -8,15 +8,16 @@ from huggingface_hub import ModelCard as HubCard
 
 import run_glue
 import run_squad
+from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_card import (
     CARD_FILE,
     ModelCard,
+    ModelParts,
     card_of,
     copy_card,
     is_replaceable,
     write_card,
 )
-from bert_recipe.config import CheckpointMetadata
 from bert_recipe.model.encoders.bert import BertConfig
 
 CLASSES = ModelCard(
@@ -100,16 +101,17 @@ def test_scores_are_of_the_data_that_was_scored(program, flags, scored):
     if program is run_glue:
         words += ["--do-predict", "--text-column", "t", "--label-column", "l"]
     args = program.parse_arguments([*words, *flags.split()])
-    metadata = CheckpointMetadata(phase="classification", arguments=args.as_dict())
-    card = card_of("BertForSequenceClassification", BertConfig(**TINY), metadata, 1, {"f1": 0.5})
+    record = RunRecord({}, {}, args.as_dict(), "classification")
+    model = "BertForSequenceClassification", BertConfig(**TINY)
+    card = card_of(*model, record, ModelParts(None), 1, {"f1": 0.5})
     assert f"## Scores on {scored}\n" in card.text()
 
 
 @pytest.mark.parametrize("text_pairs", [None, False, True])
 def test_the_command_of_a_model_of_pairs_gives_both_texts(tmp_path, text_pairs):
     config = BertConfig(**TINY, labels=("a", "b"), text_pairs=text_pairs)
-    metadata = CheckpointMetadata(phase="classification", arguments={})
-    text = card_of("BertForSequenceClassification", config, metadata, 1).text()
+    record = RunRecord({}, {}, phase="classification")
+    text = card_of("BertForSequenceClassification", config, record, ModelParts(None), 1).text()
     assert '--init-checkpoint FOLDER --text "' in text
     assert ('" --text-pair "' in text) == bool(text_pairs)
 

@@ -75,7 +75,7 @@ def test_two_models_of_one_shape_have_two_folders_and_flags_keep_their_names(tmp
         (tmp_path / name / "config.json").write_text(json.dumps(TINY_CONFIG))
         shutil.copyfile(BERT_VOCAB_FILE, tmp_path / name / "vocab.txt")
         source = ModelFolder(tmp_path / name)
-        named = ModelSelection("bert-tiny-uncased", is_named=True)
+        named = ModelSelection("bert-tiny-uncased")
         of_file = ModelSelection(config_file=ROOT / "bert_configs" / "bert-tiny-uncased.json")
         assert choose_model(ModelSelection(), source).name == name
         assert choose_model(named, source).name == "bert-tiny-uncased"

@@ -26,7 +26,7 @@ from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.training import checks
 from bert_recipe.training.memory_estimate import num_parameters
-from bert_recipe.training.plan import plan_training
+from bert_recipe.training.plan import open_runs
 
 
 def examine(*words) -> subprocess.CompletedProcess:
@@ -58,7 +58,7 @@ def test_memory_is_estimated_for_the_masked_tokens_of_the_shards(
     for slow in ("check_overfitting", "check_updates"):
         monkeypatch.setattr(checks, slow, lambda *_: None)
     monkeypatch.setattr(
-        checks, "check_memory", lambda _findings, _plan, settings: limits.append(settings.limits)
+        checks, "check_memory", lambda _findings, _run, settings: limits.append(settings.limits)
     )
     command = inputs.command(tmp_path / "out", "--max-steps", 2)
     place = command.index("--max-predictions-per-seq")
@@ -177,14 +177,14 @@ def test_the_share_of_words_that_are_split_into_many_pieces():
 
 
 @pytest.fixture(scope="module")
-def plan(inputs: RunInputs, tmp_path_factory):
-    """A plan to pre-train for 1,000 updates, 100 of them warmup."""
-    output = tmp_path_factory.mktemp("plan") / "out"
+def run(inputs: RunInputs, tmp_path_factory):
+    """A run that pre-trains for 1,000 updates, 100 of them warmup."""
+    output = tmp_path_factory.mktemp("run") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
     task = run_pretraining.make_task(args)
     runtime = Runtime(torch.device("cpu"))
-    [plan] = plan_training(make_run_config(args), task, runtime).values()
-    return plan
+    [run] = open_runs(make_run_config(args), task, runtime).values()
+    return run
 
 
 @pytest.mark.parametrize(
@@ -198,21 +198,21 @@ def plan(inputs: RunInputs, tmp_path_factory):
         (7.5, True, 1),
     ],
 )
-def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_weights, num_wrong):
+def test_the_first_loss_is_that_of_random_or_of_trained_weights(run, loss, has_weights, num_wrong):
     findings = checks.Findings()
-    checks.check_first_loss(findings, plan, loss, has_weights)
+    checks.check_first_loss(findings, run, loss, has_weights)
     assert findings.num_wrong == num_wrong
 
 
 def test_of_samples_with_many_masked_tokens_the_beginning_is_learnt_by_heart(
-    plan, monkeypatch, capsys
+    run, monkeypatch, capsys
 ):
     """As of ModernBERT's recipe, with 2,458 in a sequence of 8,192 tokens."""
     batches = []
-    whole = checks.batch_of(plan, 4, 4)
+    whole = checks.batch_of(run, 4, 4)
     num_masked = int(whole.num_labelled[:2].sum()) + 1  # of the third sequence, one
 
-    def train(_plan, _runtime, _steps, given):
+    def train(_run, _runtime, _steps, given):
         batches.append(next(given))
         return [8.96, 0.2], {}
 
@@ -221,7 +221,7 @@ def test_of_samples_with_many_masked_tokens_the_beginning_is_learnt_by_heart(
         patched.setattr(checks, "OVERFIT_BEGINNING", num_masked)
         patched.setattr(checks, "batch_of", lambda *_: whole)
         patched.setattr(checks, "train", train)
-        checks.check_overfitting(checks.Findings(), plan, None)
+        checks.check_overfitting(checks.Findings(), run, None)
     assert "a small model overfits the beginning of a sample: loss" in capsys.readouterr().out
     [cut] = batches
     [short], [full] = cut.micro_batches, whole.micro_batches
@@ -235,13 +235,13 @@ def test_of_samples_with_many_masked_tokens_the_beginning_is_learnt_by_heart(
     for name in ("mlm_positions", "mlm_labels"):
         assert short[name].equal(full[name][:num_masked])
     assert short["nsp_labels"].equal(full["nsp_labels"][: short["num_sequences"]])
-    losses, _ = checks.train(plan, Runtime(torch.device("cpu")), 2, itertools.repeat(cut))
+    losses, _ = checks.train(run, Runtime(torch.device("cpu")), 2, itertools.repeat(cut))
     assert all(map(math.isfinite, losses))
 
 
 @pytest.mark.parametrize("losses", [[7.8, 8.0, 7.9], [7.8, math.nan, 7.8], [7.8, 7.7, 8.9]])
-def test_losses_that_rise_or_are_not_numbers_at_the_learning_rate_are_wrong(plan, capsys, losses):
-    checks.check_learning_rate(checks.Findings(), plan, losses)
+def test_losses_that_rise_or_are_not_numbers_at_the_learning_rate_are_wrong(run, capsys, losses):
+    checks.check_learning_rate(checks.Findings(), run, losses)
     assert ("lower --learning-rate" in capsys.readouterr().out) == (losses[1] != 8.0)
 
 
@@ -293,8 +293,8 @@ def test_starting_weights_are_better_than_random_ones_only_with_the_tasks_head(
     task, loss, is_right
 ):
     findings = checks.Findings()
-    plan = SimpleNamespace(data=SimpleNamespace(task=task))
-    checks.check_first_loss(findings, plan, loss, has_weights=True)
+    run = SimpleNamespace(task=task)
+    checks.check_first_loss(findings, run, loss, has_weights=True)
     assert findings.num_wrong == (not is_right)
 
 
@@ -303,9 +303,9 @@ def test_weights_without_the_masked_language_model_head_start_at_the_loss_of_ran
     above, level, capsys
 ):
     task = PretrainingTask(False, 32, vocab_size=1000)
-    plan = SimpleNamespace(data=SimpleNamespace(task=task))
+    run = SimpleNamespace(task=task)
     loss = math.log(1000) + above
-    checks.check_first_loss(checks.Findings(), plan, loss, True, brings_head=False)
+    checks.check_first_loss(checks.Findings(), run, loss, True, brings_head=False)
     assert capsys.readouterr().out.startswith(level)
 
 
@@ -313,10 +313,10 @@ def test_weights_without_the_masked_language_model_head_start_at_the_loss_of_ran
     ("tokens", "has_weights", "level"),
     [(1.1, False, "ok"), (0.9, False, "warning"), (0.11, True, "ok"), (0.036, True, "warning")],
 )
-def test_little_text_for_the_model_is_a_warning(plan, tokens, has_weights, level, capsys):
+def test_little_text_for_the_model_is_a_warning(run, tokens, has_weights, level, capsys):
     """tokens: per parameter."""
     if has_weights:
-        plan = replace(plan, start=Start(weights=ModelFolder(Path("model"))))
-    num_tokens = tokens * num_parameters(plan.make_model())
-    checks.check_amount(checks.Findings(), plan, num_tokens, passes=1)
+        run = replace(run, start=Start(weights=ModelFolder(Path("model"))))
+    num_tokens = tokens * num_parameters(run.make_model())
+    checks.check_amount(checks.Findings(), run, num_tokens, passes=1)
     assert capsys.readouterr().out.startswith(level)

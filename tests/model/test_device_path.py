@@ -11,10 +11,10 @@ from torch.distributed.utils import _to_kwargs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.common.training import batch_stats, make_trainer
-from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
+from bert_recipe.config import LoaderConfig, OptimizerConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import Label, MicroBatchLimits
+from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
 from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
@@ -27,6 +27,7 @@ from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.tasks.squad.task import SquadTask
 from bert_recipe.training import setup as run_setup
 from bert_recipe.training.evaluation import evaluate
+from bert_recipe.training.library import make_settings, make_trainer
 from bert_recipe.training.trainer import Trainer
 
 META = torch.device("meta")
@@ -78,13 +79,13 @@ class Questions(InMemoryDataset):
 
 
 def make_meta_trainer(
-    model_class, task, loader, precision, attention, config=TINY, optimizer="Lamb"
+    model_class, task, dataset, precision, attention, config=TINY, optimizer="Lamb"
 ) -> Trainer:
     with META:
         model = model_class(config)
-    trainer = make_trainer(
-        model, task, loader, Runtime(META, precision), optimizer, ParallelConfig()
-    )
+    values = {"max_steps": 9, "learning_rate": 1e-4, "lr_decay": "constant"}
+    settings = make_settings("unused", benchmark=True, optimizer=optimizer, **values)
+    trainer = make_trainer(model, task, dataset, settings, Runtime(META, precision))
     trainer.state.loss_scale = LossScale(2.0**16, True, META)
     model.base_model.attention_implementation = attention
     return trainer
@@ -120,11 +121,12 @@ def test_no_step_reads_a_number_from_the_device(model, numbers, fixed):
     precision, attention = PRECISIONS[numbers]
     loader = LoaderConfig(4, 8, 24, 4)
     limits = MicroBatchLimits.of(loader, num_sizes=1 if fixed else None)
-    trainer = make_meta_trainer(model_class, task, loader, precision, attention, config, optimizer)
-    batch = make_step_batch(dataset_class(LENGTHS), np.arange(8), limits)
+    dataset = dataset_class(LENGTHS)
+    trainer = make_meta_trainer(model_class, task, dataset, precision, attention, config, optimizer)
+    batch = make_step_batch(dataset, np.arange(8), limits)
     assert len(batch.micro_batches) > 1
     for _ in range(2):
-        sums = trainer.training_step(batch, batch_stats(batch))
+        sums = trainer.training_step(batch, GlobalBatchStats.of(batch))
         assert all(value.device == META for value in sums.values())
         trainer.optimizer_step()
     with pytest.raises(RuntimeError, match="meta tensors"):
@@ -132,9 +134,10 @@ def test_no_step_reads_a_number_from_the_device(model, numbers, fixed):
 
 
 def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
+    dataset = InMemoryDataset(3 * LENGTHS)
     loader = LoaderConfig(4, 8, 24, 4)
     trainer = make_meta_trainer(
-        BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded"
+        BertForPreTraining, PretrainingTask(True, 24), dataset, Precision(), "padded"
     )
     batches = []
     limits = MicroBatchLimits.of(loader)
@@ -144,7 +147,7 @@ def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
         evaluate(
             trainer.parallel,
             trainer.task,
-            InMemoryDataset(3 * LENGTHS),
+            dataset,
             limits,
             trainer.runtime,
         )
@@ -157,10 +160,11 @@ def test_ddp_copies_each_input_of_the_model_to_its_device():
     """
     loader = LoaderConfig(4, 4, 24, 4)
     limits = MicroBatchLimits.of(loader)
-    batch = make_step_batch(InMemoryDataset(LENGTHS[-4:]), np.arange(4), limits)
+    dataset = InMemoryDataset(LENGTHS[-4:])
+    batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches
     trainer = make_meta_trainer(
-        BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded"
+        BertForPreTraining, PretrainingTask(True, 24), dataset, Precision(), "padded"
     )
     copied = []
 
@@ -193,9 +197,9 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task = PretrainingTask(True, length)
     precision = Precision(torch.bfloat16, pure=True)
-    trainer = make_meta_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config)
+    trainer = make_meta_trainer(BertForPreTraining, task, dataset, precision, "flash", bert_config)
     with FlopCounterMode(display=False) as counter:
-        trainer.training_step(batch, batch_stats(batch))
+        trainer.training_step(batch, GlobalBatchStats.of(batch))
     counts = {
         str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()
     }

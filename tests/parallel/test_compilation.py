@@ -49,7 +49,7 @@ def test_what_is_compiled(monkeypatch, device, flags, expected):
     monkeypatch.setattr(compilation, "missing_for_compile", lambda _: [])
     args = run_pretraining.parse_arguments(f"{PRETRAINING} {flags}".split())
     config = make_run_config(args, world_size=2 if flags == SHARDED else 1)
-    assert choose_what_to_compile(config, device, pays_from=1) == (expected, "")
+    assert choose_what_to_compile(config, 100, device, pays_from=1) == (expected, "")
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(5999, "none"), (6000, "model")])
@@ -58,7 +58,8 @@ def test_fine_tuning_is_compiled_if_that_pays_for_its_time(monkeypatch, steps, e
     flags = f"--task-name sst-2 --do-train --output-dir o --init-checkpoint m --max-steps {steps}"
     args = run_glue.parse_arguments([*flags.split(), "--data-dir", "d"])
     task = run_glue.make_task(args)
-    found, note = choose_what_to_compile(make_run_config(args), GPU, task.compiling_pays_from)
+    pays_from = task.compiling_pays_from
+    found, note = choose_what_to_compile(make_run_config(args), steps, GPU, pays_from)
     assert found == expected
     assert f"{steps:,} updates: compiling pays from 6,000 on, a bound by estimate" in note
 
@@ -74,7 +75,7 @@ def test_what_compilation_needs_is_named(inputs, tmp_path, monkeypatch, device, 
         assert word in text
     assert len(found) == missing
     config = make_run_config(run_pretraining.parse_arguments(PRETRAINING.split()))
-    what, note = choose_what_to_compile(config, device, pays_from=1)
+    what, note = choose_what_to_compile(config, 100, device, pays_from=1)
     assert what == "none" and (device == CPU or "needs a C++ compiler" in note)
     result = run_here(inputs.command(tmp_path, "--max-steps", 1, "--compile", "model"))
     assert_refused(result, "--compile needs a C++ compiler: install g++")

@@ -16,7 +16,7 @@ import run_glue
 import run_pretraining
 import run_squad
 from bert_recipe.config import deepspeed_config
-from bert_recipe.config.arguments import make_run_config
+from bert_recipe.config.arguments import make_run_config, startup_messages
 from bert_recipe.parallel.deepspeed import DeepSpeedModel
 from bert_recipe.parallel.parallelize import check_parallel
 from bert_recipe.utils.errors import UserError
@@ -341,7 +341,7 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
         0.1,
         True,
     )
-    assert "the schedule is that of --lr-decay" in make_run_config(args).runtime.messages[-2]
+    assert "the schedule is that of --lr-decay" in startup_messages(args)[-2]
     # "auto" is the flag's default, not DeepSpeed's.
     assert args.epsilon == parse(tmp_path, {}).epsilon
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
@@ -362,7 +362,7 @@ def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, 
 
 
 def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
-    notes = make_run_config(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW)).runtime.messages
+    notes = startup_messages(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW))
     assert any("no gradient_clipping" in note and "--max-grad-norm 1" in note for note in notes)
     assert any("loss_scale_window 1000 and hysteresis 2" in note for note in notes)
     same = parse(
@@ -370,7 +370,7 @@ def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
     )
     automatic = parse(tmp_path, {"gradient_clipping": "auto"}, *ADAMW)
     for args in (same, automatic):
-        assert not [note for note in make_run_config(args).runtime.messages if "DeepSpeed" in note]
+        assert not [note for note in startup_messages(args) if "DeepSpeed" in note]
 
 
 def params(**keys) -> dict:

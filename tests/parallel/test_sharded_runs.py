@@ -219,7 +219,7 @@ SHARD = "--data-parallel-shard-degree"
             ["the phase or task was phase1; this run uses phase2"],
         ),
         (
-            f"{SHARD} -1 --optimizer AdamW --from-checkpoint CHECKPOINT",
+            f"{SHARD} -1 --optimizer AdamW --dropout 0 --from-checkpoint CHECKPOINT",
             ["saved with Lamb, not AdamW"],
         ),
     ],

@@ -2,6 +2,8 @@
 flags, and flags of other systems.
 """
 
+import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +19,8 @@ import run_glue
 import run_ner
 import run_pretraining
 import run_squad
-from bert_recipe.config import FINE_TUNING, PRE_TRAINING
-from bert_recipe.config.arguments import make_run_config
+from bert_recipe.config import FINE_TUNING, FLAG_GROUPS, PRE_TRAINING, RunConfig
+from bert_recipe.config.arguments import make_run_config, startup_messages
 from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
 from bert_recipe.utils.command_line import ArgumentParser, BooleanFlag
 from data import prepare
@@ -295,14 +297,14 @@ def test_names_of_hugging_face_are_aliases():
 
 
 def test_the_record_of_a_run_has_the_flags_that_change_results():
-    found = make_run_config(pretraining("--amp", "--lr", "0.5")).hyperparameters
+    found = pretraining("--amp", "--lr", "0.5").tagged("result")
     assert (
         found["--learning-rate"] == 0.5
         and found["--amp"] is True
         and found["--lr-rewarmup"] is False
     )
     assert not {"--seed", "--num-workers", "--output-dir", "--compile", "--log-freq"} & found.keys()
-    others = found.keys() - make_run_config(squad()).hyperparameters.keys()
+    others = found.keys() - squad().tagged("result").keys()
     assert {
         "--lr-rewarmup",
         "--masked-lm-prob",
@@ -311,17 +313,28 @@ def test_the_record_of_a_run_has_the_flags_that_change_results():
     } <= others
 
 
+def test_settings_have_flags():
+    """What is decided later is in training/run.py."""
+    without = []
+    for config in (*itertools.chain(*FLAG_GROUPS.values()), RunConfig):
+        for member in dataclasses.fields(config):
+            is_group = isinstance(member.type, type) and dataclasses.is_dataclass(member.type)
+            if not member.metadata and not is_group:
+                without.append(f"{config.__name__}.{member.name}")
+    assert {*without} == {"RunConfig.world_size", "RunConfig.arguments", "ParallelConfig.engine"}
+
+
 def test_settings_are_printed_as_far_as_asked_for():
-    def messages(*words: str) -> tuple[str, ...]:
-        return make_run_config(pretraining(*words)).runtime.messages
+    def messages(*words: str) -> list[str]:
+        return startup_messages(pretraining(*words))
 
     given = "--input-dir i --output-dir o --max-steps 5 --lr 0.5"
-    assert messages("--lr", "0.5", "--seed", "42") == (
-        f"settings that differ from the defaults: {given}",
-    )
-    assert messages("--no-show-config") == ()
+    assert messages("--lr", "0.5", "--seed", "42") == [
+        f"settings that differ from the defaults: {given}"
+    ]
+    assert messages("--no-show-config") == []
     flags = "--task-name", "multi-label", "--label-column", "d", "b c"
-    (typed,) = make_run_config(table(*flags)).runtime.messages
+    (typed,) = startup_messages(table(*flags))
     assert "--label-column d 'b c'" in typed
     (everything,) = messages("--show-config")
     assert "--num-workers" in everything and len(everything.splitlines()) > 60

@@ -16,7 +16,7 @@ import run_ner
 import run_squad
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.config.fine_tuning_defaults import BY_RULE, fine_tuning_defaults
-from bert_recipe.training.chosen_settings import with_batch
+from bert_recipe.training.chosen_settings import loader_of
 
 ROWS = 48  # of glue_runs' training file
 GLOBAL_BATCH = "the global batch size"
@@ -70,7 +70,7 @@ def test_an_update_takes_no_row_twice(rows):
 )
 def test_the_batch_is_that_of_all_processes_and_micro_batches(flags, processes, micro_batch):
     args = run_glue.parse_arguments([*DATA_FLAGS, *COLUMNS, *flags])
-    loader = with_batch(make_run_config(args, processes), 16).loader
+    loader = loader_of(make_run_config(args, processes), 16)
     assert (loader.batch_size, loader.global_batch_size) == (micro_batch, 16)
 
 
@@ -85,7 +85,7 @@ def test_the_batch_is_that_of_all_processes_and_micro_batches(flags, processes, 
 def test_a_given_batch_is_taken_as_given(flags, batch, global_batch):
     args = run_glue.parse_arguments([*DATA_FLAGS, *COLUMNS, *flags])
     config = make_run_config(args, 2)
-    assert "global_batch_size" not in config.fine_tuning.chosen_by_rule
+    assert "global_batch_size" not in config.chosen_by_rule
     assert (config.loader.batch_size, config.loader.global_batch_size) == (batch, global_batch)
 
 

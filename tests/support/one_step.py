@@ -10,16 +10,17 @@ from encoder_cases import MODERNBERT
 from small_runs import InMemoryDataset
 from torch import Tensor
 
-from benchmarks.common.training import batch_stats, make_trainer
 from bert_recipe.checkpoint.pretrained import config_from_dict
-from bert_recipe.config import LoaderConfig, ParallelConfig
+from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.training.library import make_settings, make_trainer
 
 
 @dataclass
@@ -56,12 +57,16 @@ def training_step(
         else:
             model = ModernBertForMaskedLM(config_from_dict(modernbert))
     task = PretrainingTask(encoder == "bert", 32)
-    loader = LoaderConfig(4, 4, 32, 5)
+    dataset = InMemoryDataset((32, 32, 19, 8), 200)
+    strategies = {"compile": compile, "activation_checkpoint": mode}
+    settings = make_settings(
+        "unused", seed=0, benchmark=True, max_steps=1, learning_rate=1e-4, **strategies
+    )
     runtime = Runtime(torch.device("cpu"), Precision(dtype))
-    trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
-    limits = MicroBatchLimits.of(loader, is_compiled=compile != "none")
-    batch = make_step_batch(InMemoryDataset((32, 32, 19, 8), 200), np.arange(4), limits)
-    stats = batch_stats(batch)
+    trainer = make_trainer(model, task, dataset, settings, runtime)
+    limits = MicroBatchLimits.of(LoaderConfig(4, 4, 32, 5), is_compiled=compile != "none")
+    batch = make_step_batch(dataset, np.arange(4), limits)
+    stats = GlobalBatchStats.of(batch)
     loss = task.loss(trainer.training_step(batch, stats), stats.counts)
     gradients = {name: p.grad for name, p in trainer.parallel.named_parameters().items()}
     return Pass(loss.item(), gradients, torch.get_rng_state())

@@ -16,11 +16,9 @@ from conftest import NO_DROPOUT, TINY
 from small_runs import InMemoryDataset
 from torch import Tensor
 
-from benchmarks.common.training import batch_stats, make_trainer
 from bert_recipe.checkpoint.identity import first_difference, identity_of
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.config import (
-    CheckpointMetadata,
     LoaderConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -32,6 +30,7 @@ from bert_recipe.config import (
 )
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.attention import COMPILED_ON_CPU
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -42,6 +41,7 @@ from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.training.evaluation import evaluate
+from bert_recipe.training.library import make_settings, make_trainer
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
 from bert_recipe.utils.distributed import DistributedContext
 
@@ -126,11 +126,12 @@ def mean_over_tokens(task: ReplacedTokens, dataset: InMemoryDataset) -> tuple[Te
 def test_a_mean_over_all_tokens_and_a_second_model_need_no_other_trainer(batch_size):
     task, dataset = make_task(), InMemoryDataset(LENGTHS, 200)
     loader = LoaderConfig(batch_size, 4, 32, 4)
-    trainer = make_trainer(discriminator(), task, loader, Runtime(CPU), "AdamW", ParallelConfig())
+    settings = make_settings("unused", benchmark=True, max_steps=1, learning_rate=1e-4)
+    trainer = make_trainer(discriminator(), task, dataset, settings, Runtime(CPU))
     limits = MicroBatchLimits.of(loader)
     batch = make_step_batch(dataset, np.arange(4), limits)
     assert len(batch.micro_batches) == 4 // batch_size
-    stats = batch_stats(batch)
+    stats = GlobalBatchStats.of(batch)
     loss = task.loss(trainer.training_step(batch, stats), stats.counts)
     expected, gradients = mean_over_tokens(make_task(), dataset)
     torch.testing.assert_close(loss, expected)
@@ -178,10 +179,9 @@ def test_a_second_model_is_in_the_estimate_of_the_memory():
         TrainerConfig(1, checkpoint_folder=Path("unused")),
         LoaderConfig(4, 4, 32, 4),
         OptimizerConfig(),
-        ScheduleConfig(1, 1e-4),
+        ScheduleConfig(1e-4),
         ParallelConfig(),
         StartConfig(),
-        CheckpointMetadata({}, 0),
         runtime=RuntimeConfig(device="cpu"),
     )
     settings = MemorySettings(config)
@@ -194,7 +194,7 @@ def test_another_second_model_is_another_run():
     tokenizer = SimpleNamespace(vocab_sha256="v")
 
     def identity(task: PretrainingTask) -> dict:
-        values = (None, CONFIG, tokenizer, "data", CheckpointMetadata.seed, None)
+        values = (None, CONFIG, tokenizer, "data", RunConfig.seed, None)
         return identity_of(*values, task.identity())
 
     first, same, other = map(make_task, (1, 1, 2))

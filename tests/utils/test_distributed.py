@@ -30,7 +30,7 @@ from rank_runs import run_distributed
 
 import run_pretraining
 from bert_recipe.checkpoint.writer import CheckpointWriter
-from bert_recipe.training import evaluation, plan
+from bert_recipe.training import evaluation, workflow
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.distributed import (
@@ -248,7 +248,7 @@ def fail_at(argv):
         raise {"start": UserError, "checkpoint": OSError}.get(phase, RuntimeError)("no luck")
 
     owner, name = {
-        "start": (plan, "build_trainer"),
+        "start": (workflow, "build_trainer"),
         "evaluation": (evaluation, "evaluate"),
         "checkpoint": (Checkpoints, "save"),
     }.get(phase, (Trainer, "optimizer_step"))

@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file
 from small_runs import InMemoryDataset
 
+from bert_recipe.checkpoint.identity import RunRecord
+from bert_recipe.checkpoint.model_card import ModelParts
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
-from bert_recipe.config import CheckpointMetadata, LoaderConfig
+from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.model.encoders.bert import BertConfig
 from bert_recipe.model.token_stream import to_device
@@ -53,14 +55,12 @@ def checkpoint(folder: Path) -> bool:
     values = {name: torch.rand(100, 7) for name in ("weight", "bias")}
     tensors = {name: value.to(GPU) for name, value in values.items()}
     rows = [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
-    metadata = CheckpointMetadata(
-        {}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(VOCAB_FILE)
-    )
+    record = RunRecord({}, {}, phase="phase1", num_samples=1)
+    parts = ModelParts(BertTokenizer(VOCAB_FILE))
     files = ("model.safetensors", "model_optimizer.safetensors")
     writer = CheckpointWriter(folder, DistributedContext())
-    content = Checkpoint(
-        1, dict.fromkeys(files, rows), BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": 1}, metadata
-    )
+    config, tensors = BertConfig(5, 4, 1, 1, 4), dict.fromkeys(files, rows)
+    content = Checkpoint(1, tensors, config, "BertModel", {"step": 1}, record, parts)
     writer.prepare(content)
     writer.write(content)
     for tensor in tensors.values():
