@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     from bert_recipe.optimization.lamb import Lamb
     from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
     from bert_recipe.optimization.protocol import parameter_groups
+    from bert_recipe.tasks.text_sequences import TextDataset
     from bert_recipe.tokenization.tokenizer import load_tokenizer
+    from bert_recipe.training.library import OwnTask, train
 
 __version__ = "1.0.0"
 __all__ = [
@@ -108,6 +110,7 @@ __all__ = [
     "NeoBertForTokenClassification",
     "NeoBertModel",
     "NorMuon",
+    "OwnTask",
     "RobertaConfig",
     "RobertaForMaskedLM",
     "RobertaForQuestionAnswering",
@@ -115,11 +118,13 @@ __all__ = [
     "RobertaForSequenceClassification",
     "RobertaForTokenClassification",
     "RobertaModel",
+    "TextDataset",
     "TokenStream",
     "linear_cross_entropy",
     "load_tokenizer",
     "muon_groups",
     "parameter_groups",
+    "train",
 ]
 
 MODULES = {
@@ -131,6 +136,9 @@ MODULES = {
     "muon_groups": "optimization.muon",
     "parameter_groups": "optimization.protocol",
     "load_tokenizer": "tokenization.tokenizer",
+    "OwnTask": "training.library",
+    "TextDataset": "tasks.text_sequences",
+    "train": "training.library",
 }
 
 

@@ -142,6 +142,17 @@ def test_nothing_imports_the_experiments():
     assert importers == []
 
 
+def test_only_tests_of_benchmarks_import_them():
+    importers = []
+    for path in tracked_files():
+        if path.parts[0] != "tests" or path.parts[1] == "benchmarks":
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if re.search(r"^\s*(from|import) benchmarks\b", text, re.MULTILINE):
+            importers.append(str(path))
+    assert importers == []
+
+
 def test_tensors_pass_through_the_collectives_that_check_their_memory():
     """torch.distributed's own send the raw memory of a tensor, whatever its strides are."""
     raw = {

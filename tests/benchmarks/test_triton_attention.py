@@ -25,7 +25,7 @@ from bert_recipe.parallel.attention_choice import (
 )
 from bert_recipe.utils.errors import UserError
 
-PROGRAM = Path(__file__).parents[1] / "support" / "interpreted_attention.py"
+PROGRAM = Path(__file__).parent / "interpreted_attention.py"
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 
