@@ -11,6 +11,7 @@ or a token stream without padding. They lie in model/encoders/; model/encoders/r
 them by encoder and head.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,12 @@ def load_pretrained(
         config = replace(config, labels=tuple(labels))
     if issubclass(model_class, SentenceEmbedding):
         config = replace(config, embedding_pooling=EmbeddingSettings.read(source.path).pooling)
+    unknown = kwargs.keys() - inspect.signature(model_class.__init__).parameters.keys()
+    if unknown:
+        raise TypeError(
+            f"from_pretrained has no {min(unknown)}: it takes num_labels, labels and what "
+            f"{model_class.__name__} takes; for another type or device, model.to(...)"
+        )
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
     weights = select_weights(model, source.tensors, source.path)

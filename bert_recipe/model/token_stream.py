@@ -64,10 +64,16 @@ class TokenStream(NamedTuple):
 
     @classmethod
     def from_sequences(
-        cls, sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+        cls,
+        sequences: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        token_type_ids: Sequence[Sequence[int]] | None = None,
     ) -> "TokenStream":
-        """The stream of N sequences of token ids, each with its special tokens, of token type 0.
-        Raises ValueError for an empty sequence.
+        """The stream of N sequences of token ids, each with its special tokens. Raises ValueError
+        for an empty sequence, and for types of other lengths.
+
+        token_type_ids: of the tokens, such as 0 for the first text of a pair and 1 for the second;
+            by default 0.
 
             stream = TokenStream.from_sequences([[101, 7592, 102], [101, 2088, 999, 102]])
             logits = model(stream).logits  # [N, C]
@@ -76,11 +82,16 @@ class TokenStream(NamedTuple):
         if not len(lengths) or not bool(lengths.min() > 0):
             raise ValueError("expected sequences of at least one token each")
         ids_T = torch.tensor([token for sequence in sequences for token in sequence])
+        types_T = torch.zeros_like(ids_T)
+        if token_type_ids is not None:
+            if [len(types) for types in token_type_ids] != lengths.tolist():
+                raise ValueError("expected a token type for each token of each sequence")
+            types_T = torch.tensor([kind for types in token_type_ids for kind in types])
         positions_T = torch.cat([torch.arange(length) for length in lengths.tolist()])
         cu_seqlens = F.pad(lengths.cumsum(dim=0), (1, 0)).int()
         return cls(
             ids_T.to(device),
-            torch.zeros_like(ids_T).to(device),
+            types_T.to(device),
             positions_T.to(device),
             cu_seqlens.to(device),
             max_seqlen=int(lengths.max()),

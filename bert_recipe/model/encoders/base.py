@@ -50,9 +50,9 @@ def model_folders() -> ModuleType:
 def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTuple]:
     """Makes `forward`, which takes a TokenStream, also take padded input as transformers does:
     input_ids, attention_mask (1 on real tokens, by default everywhere), token_type_ids (0), each
-    [B, S]. Outputs of tokens are then [B, S, ...], zero on padding, and logits of the vocabulary
-    have no columns for its padding. Positions are indices into the flattened input; outputs at
-    positions stay as they are.
+    [B, S], as labels of tokens. Outputs of tokens are then [B, S, ...], zero on padding, and logits
+    of the vocabulary have no columns for its padding. Positions are indices into the flattened
+    input; outputs at positions stay as they are.
     """
 
     @functools.wraps(forward)
@@ -67,16 +67,20 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
             return forward(self, input_ids, **kwargs)
         stream, places_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
         # Positions in the flattened input become positions in the stream.
-        positions = {}
+        positions: dict[str, Tensor] = {}
         for name in ("output_positions", "mlm_positions"):
             if kwargs.get(name) is not None:
                 positions[name] = torch.searchsorted(places_T, kwargs[name])
+        at_positions = bool(positions)
+        labels = kwargs.get("labels")
+        if labels is not None and self.base_model.pooling is None:  # of tokens
+            positions["labels"] = labels.flatten()[places_T]
         output = forward(self, stream, **kwargs | positions)
 
         def to_padded(name: str, values: Any) -> Any:
             if isinstance(values, tuple):
                 return tuple(to_padded(name, value) for value in values)
-            if values is None or positions or len(values) != len(places_T):
+            if values is None or at_positions or values.dim() == 0 or len(values) != len(places_T):
                 return values
             zeros = values.new_zeros(input_ids.numel(), *values.shape[1:])
             padded = zeros.index_copy(0, places_T, values).unflatten(0, input_ids.shape)
@@ -108,6 +112,12 @@ class PreTrainedModel(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            own_config = type(self).config_class.__name__
+            raise TypeError(
+                f"{type(self).__name__} takes bert_recipe's {own_config}, not {type(config)}: of "
+                f"transformers' config make {own_config}.from_dict(config.to_dict())"
+            )
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
         self.is_compiled = False  # or a part of it
@@ -305,6 +315,8 @@ class EncoderModel(PreTrainedModel):
         in transformers; for all tokens.
         """
         if output_hidden_states:
+            if output_positions is not None:
+                raise ValueError("output_hidden_states is for all tokens: give no positions")
             states: list[Tensor] = []
             output = self.encoded(stream, None, states)
             return output._replace(hidden_states=(*states, output.last_hidden_state))

@@ -243,6 +243,9 @@ def labels_from_json(id2label: object) -> tuple[str, ...]:
         isinstance(label, str) for label in id2label.values()
     ):
         raise ValueError("id2label must be an object of texts")
+    id2label = {
+        str(key): label for key, label in id2label.items()
+    }  # numbers in transformers' dicts
     labels = tuple(id2label[key] for key in map(str, range(len(id2label))) if key in id2label)
     if len(labels) < len(id2label):
         raise ValueError(

@@ -25,22 +25,30 @@ from bert_recipe.model.token_stream import TokenStream
 ModelsByHead = dict[str, type[PreTrainedModel]]
 
 
+HiddenStates = tuple[Tensor, ...] | None  # with `output_hidden_states`, see EncoderOutput
+
+
 class MaskedLMOutput(NamedTuple):
     prediction_logits: Tensor  # [M, V] at `mlm_positions`, or [T, V] without them
+    loss: Tensor | None = None  # with labels: the mean over those that are not -100
+    hidden_states: HiddenStates = None
 
 
 class SpanOutput(NamedTuple):
     start_logits: Tensor  # [T]
     end_logits: Tensor
+    hidden_states: HiddenStates = None
 
     @property
     def logits(self) -> Tensor:
         """Start and end logits, [T, 2]."""
-        return torch.stack(self, dim=-1)
+        return torch.stack([self.start_logits, self.end_logits], dim=-1)
 
 
 class ClassificationOutput(NamedTuple):
     logits: Tensor  # [N, C], or of tokens [T, C]
+    loss: Tensor | None = None  # with labels: the mean over those that are not -100
+    hidden_states: HiddenStates = None
 
 
 class MaskedLanguageModel(PreTrainedModel):
@@ -77,10 +85,20 @@ class MaskedLanguageModel(PreTrainedModel):
 
     @accepts_padded
     def forward(
-        self, stream: TokenStream, *, mlm_positions: Tensor | None = None
+        self,
+        stream: TokenStream,
+        *,
+        mlm_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool = False,
     ) -> MaskedLMOutput:
-        output = self.base_model(stream, output_positions=mlm_positions)
-        return MaskedLMOutput(self.prediction_logits(output.last_hidden_state))
+        """labels: of the tokens, as many as logits; -100 where there is none."""
+        output = self.base_model(
+            stream, output_positions=mlm_positions, output_hidden_states=output_hidden_states
+        )
+        logits = self.prediction_logits(output.last_hidden_state)
+        loss = None if labels is None else F.cross_entropy(logits.float(), labels)
+        return MaskedLMOutput(logits, loss, output.hidden_states)
 
 
 class NextSentenceModel(MaskedLanguageModel):
@@ -131,12 +149,36 @@ class ClassificationModel(PreTrainedModel):
         self.init_weights(self.optional_heads)
 
     @accepts_padded
-    def forward(self, stream: TokenStream) -> ClassificationOutput:
-        if self.base_model.pooling is None:
-            return ClassificationOutput(self.logits(self.base_model(stream).last_hidden_state))
+    def forward(
+        self,
+        stream: TokenStream,
+        *,
+        labels: Tensor | None = None,
+        output_hidden_states: bool = False,
+    ) -> ClassificationOutput:
+        """labels: classes of the texts [N], or of the tokens; -100 where there is none. Numbers
+        where the config has one label, and 0 or 1 for each of several labels [N, C].
+        """
+        hidden_states = None
+        if output_hidden_states or self.base_model.pooling is None:
+            output = self.base_model(stream, output_hidden_states=output_hidden_states)
+            hidden_states = output.hidden_states
+            states = output.pooler_output
+            if self.base_model.pooling is None:
+                states = output.last_hidden_state
+        else:
+            states = self.base_model.pooled(stream)
         # A mean is in float32, and the weights may be in 16 bits.
-        pooled_NE = self.base_model.pooled(stream)
-        return ClassificationOutput(self.logits(pooled_NE.to(self.word_embeddings.weight.dtype)))
+        logits = self.logits(states.to(self.word_embeddings.weight.dtype))
+        loss = None if labels is None else self.loss(logits.float(), labels)
+        return ClassificationOutput(logits, loss, hidden_states)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.config.is_number:
+            return F.mse_loss(logits.squeeze(-1), labels.float().view(-1))
+        if self.config.multi_label:
+            return F.binary_cross_entropy_with_logits(logits, labels.float())
+        return F.cross_entropy(logits, labels)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computed in the type of the classifier's weights: in 16 bits, many would be equal."""
@@ -158,9 +200,10 @@ class QuestionAnswering(ClassificationModel):
         self.add_modules(None, 2, self.span_dropout)
 
     @accepts_padded
-    def forward(self, stream: TokenStream) -> SpanOutput:
-        logits_T2 = self.logits(self.base_model(stream).last_hidden_state)
-        return SpanOutput(*logits_T2.unbind(dim=-1))
+    def forward(self, stream: TokenStream, *, output_hidden_states: bool = False) -> SpanOutput:
+        output = self.base_model(stream, output_hidden_states=output_hidden_states)
+        start_logits_T, end_logits_T = self.logits(output.last_hidden_state).unbind(dim=-1)
+        return SpanOutput(start_logits_T, end_logits_T, output.hidden_states)
 
 
 class SequenceClassification(ClassificationModel):
@@ -168,7 +211,7 @@ class SequenceClassification(ClassificationModel):
     [N, 1].
 
         model = BertForSequenceClassification.from_pretrained(folder, labels=("no", "yes")).train()
-        loss = F.cross_entropy(model(stream).logits, labels_N)
+        model(stream, labels=labels_N).loss.backward()
     """
 
     def __init__(self, config: ModelConfig):

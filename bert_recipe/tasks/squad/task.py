@@ -63,12 +63,10 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
     result_files = (*PREDICTION_FILES, SCORED_FILE)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        start_logits_T, end_logits_T = model(
-            TokenStream.from_batch(micro_batch, self.max_seq_length)
-        )
+        spans = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
         loss = span_sum(
-            start_logits_T,
-            end_logits_T,
+            spans.start_logits,
+            spans.end_logits,
             micro_batch["start_positions"],
             micro_batch["end_positions"],
             micro_batch["cu_seqlens"],
