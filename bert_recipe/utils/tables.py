@@ -1,6 +1,7 @@
 """Tables: CSV, TSV, JSON lines and Parquet, also compressed, read row by row in bounded memory.
 
-CSV has standard quoting, TSV has none. `on_bad` is called for bad input and may raise; else it is
+CSV has standard quoting; TSV has none, unless all of a user's file is written with it, as by
+pandas. `on_bad` is called for bad input and may raise; else it is
 left out.
 """
 
@@ -21,6 +22,8 @@ from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
 SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
 BYTE_ORDER_MARK = "\ufeff"
+# A whole cell of TSV with a quotation mark inside, in standard quoting.
+QUOTED_CELL = re.compile(r'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|\r?\n?$)')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 LIST_AS_TEXT = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)  # as pandas writes it to CSV
 
@@ -62,7 +65,8 @@ def read_delimited(
     if header is None and file.has_flags and (delimiter := found_delimiter(file)):
         print_once(f"note: {file.path}: its columns are separated by {delimiter!r}")
         file.delimiter = delimiter
-    rows = read_cells(file)
+    is_quoted = exact and header is None and file.format == ".tsv" and has_quoting(file)
+    rows = read_quoted(file, "\t") if is_quoted else read_cells(file)
     has_header = header is None
     if header is None:
         header, problem = read_header(file, rows)
@@ -86,6 +90,33 @@ def read_delimited(
             yield number, dict(zip(header, cells, strict=False))
     if repeats and file.has_flags:
         print_once(f"note: {file.path}: {repeats} rows repeat the header, and are left out")
+
+
+def has_quoting(file: TextFile) -> bool:
+    """Whether a TSV file is written with standard quoting, as pandas and this program do: all of it
+    can be read so, and a cell has a quotation mark or a line end inside. A text without quoting
+    that only begins and ends with a quotation mark keeps them.
+    """
+    table_format = TableFormat(file.delimiter, file.encoding)
+    lines = TextFile(file.path, lambda where, why: None, table_format)
+    shows_quoting = False
+
+    def watched() -> Iterator[str]:
+        nonlocal shows_quoting
+        for line in lines:
+            shows_quoting = shows_quoting or QUOTED_CELL.search(line) is not None
+            yield line
+
+    csv.field_size_limit(MAX_LINE)
+    num_rows = 0
+    widths = set()
+    try:
+        for cells in csv.reader(watched(), strict=True, delimiter=file.delimiter or "\t"):
+            num_rows += 1
+            widths.add(len(cells))
+    except csv.Error:
+        return False
+    return len(widths) == 1 and (shows_quoting or num_rows < lines.number)
 
 
 def is_header_again(cells: Sequence[str], header: Sequence[str]) -> bool:
@@ -263,10 +294,15 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
             cells = line.removesuffix("\n").removesuffix("\r").split(file.delimiter or "\t")
             yield file.number, cells
         return
+    yield from read_quoted(file, ",")
+
+
+def read_quoted(file: TextFile, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table with standard quoting. delimiter: if the user gave none."""
     csv.field_size_limit(MAX_LINE)
     problems: list[tuple[str, str]] = []  # of the lines of the row
     lines = without_separator_line(file, problems)
-    reader = csv.reader(lines, strict=True, delimiter=file.delimiter or ",")
+    reader = csv.reader(lines, strict=True, delimiter=file.delimiter or delimiter)
     start = 1  # the first line of the row
     while True:
         problems.clear()

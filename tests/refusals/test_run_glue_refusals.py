@@ -149,6 +149,11 @@ TABLES = [
         )
     ),
     (
+        f"{OWN} --do-eval --eval-fraction 0.5 --group-column label",
+        "only held-out groups have ..., and one label is left to learn: give another column",
+        {"own.csv": csv_rows("x", "y", "x", "y")},
+    ),
+    (
         f"{OWN} --pair-column pair",
         "the column 'pair' is empty in all rows",
         {"own.csv": "text,pair,label\na, ,x\nb,,y\n"},

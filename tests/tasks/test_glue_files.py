@@ -15,6 +15,7 @@ from bert_recipe.tasks.classification.task import find_labels
 from bert_recipe.tasks.labels import check_spelling, sort_labels
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.output_tables import encode_table
 
 # Samples in each split, and the labels of the first three samples of the training file.
 SHARED_FILES = {
@@ -428,6 +429,28 @@ def test_decimals_and_dates_of_parquet_are_labels(tmp_path):
     for name, expected in (("code", ["1.10", "1.20"]), ("day", ["2024-01-02", "2024-01-03"])):
         spec = custom_spec("text", None, name)
         assert read_examples(tmp_path / "a.parquet", spec, True).labels == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_quoted"),
+    [
+        (['he said "hi"', "plain", '"'], True),
+        (["two\nlines", "plain"], True),
+        (["a\ttab", 'a "quote"'], True),
+        (['"all of it"', "plain"], False),  # which is the text without quoting
+        (['"begins" so', 'he said "hi"'], False),
+        (['"not closed', 'he said ""', "plain"], False),
+        (['""twice""', '"x" y'], False),
+    ],
+)
+def test_a_tsv_file_with_quoting_is_read_as_pandas_writes_it(tmp_path, texts, is_quoted):
+    path = tmp_path / "a.tsv"
+    lines = [f"{text}\tx\n" for text in texts]
+    path.write_text("text\tlabel\n" + "".join(lines))
+    if is_quoted:
+        rows = [{"text": text, "label": "x"} for text in texts]
+        path.write_bytes(encode_table(path, rows))
+    assert read_examples(path, custom_spec("text", None, "label"), True).texts == texts
 
 
 def test_classes_of_annotation_tools_are_read(tmp_path):

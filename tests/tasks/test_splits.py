@@ -4,14 +4,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from conftest import VOCAB_FILE
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import read_sentences
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tasks.splits import Split
+from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.errors import UserError
 
 CLASSES = np.repeat(["a", "b", "c", "single"], [50, 13, 4, 1])
@@ -154,3 +157,14 @@ def test_rows_without_a_group_are_bad_rows(tmp_path):
     assert [sentence.group for sentence in sentences] == ["d1", "d2"]
     log = (tmp_path / "skipped_a.conll.log").read_text()
     assert "column 2 has d1, d2 in a sentence" in log and "column 2' is ''" in log
+
+
+def test_labels_that_only_held_out_groups_have_are_named(tmp_path, capsys):
+    rows = "".join(f"{row},{'abc'[row // 4]},{row // 4}\n" for row in range(12))
+    (tmp_path / "a.csv").write_text("text,label,document\n" + rows)
+    spec = custom_spec("text", None, "label")
+    split = Split(0.3, None, 0, group_column="document")
+    task = ClassificationTask(spec, 16, train_file=tmp_path / "a.csv", split=split)
+    task.training_set(load_tokenizer(VOCAB_FILE))
+    output = capsys.readouterr().out
+    assert "only held-out groups have" in output and "the model does not learn" in output

@@ -226,6 +226,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         examples, task = everything, self
         if self.split is not None:
             examples = everything.where(~self.held_out(everything, self.split))
+            if self.split.group_column is not None and not self.spec.regression:
+                check_learnt(everything, examples, self.split.group_column)
         if not self.spec.regression and not self.spec.labels:
             task = replace(self, spec=replace(self.spec, labels=find_labels(everything, self.spec)))
         values = label_values(examples, task.spec)
@@ -519,6 +521,18 @@ def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
         check_single(examples, labels)
     check_spelling(examples.path, labels)
     return sort_labels(labels)
+
+
+def check_learnt(everything: Examples, training: Examples, group_column: str) -> None:
+    """Warns of labels that only held-out groups have. Raises UserError if no two are learnt."""
+    label_sets = {*training.label_sets}
+    unlearnt = set().union(*everything.label_sets) - set().union(*label_sets)
+    if not unlearnt:
+        return
+    where = f"--group-column {group_column}: only held-out groups have {listed(sorted(unlearnt))}"
+    if len(label_sets) < 2:
+        raise UserError(f"{where}, and one label is left to learn: give another column")
+    print_once(f"warning: {where}, which the model does not learn")
 
 
 def check_single(examples: Examples, labels: set[str]) -> None:
