@@ -229,7 +229,7 @@ def embed(
         parallel = load_fine_tuned(task.head, task.configure(choice.config), source, runtime)
         parallel.prepare_for_inference(runtime.precision.dtype)
         vectors = [
-            predict(parallel, texts, "sequence", config.prediction, runtime)[0]
+            predict(parallel, texts, "sequence", config.prediction.batch_size, runtime)[0]
             for texts in (dataset, *(one.dataset for one in sets))
         ]
     return task, choice.tokenizer, dataset, sets, vectors

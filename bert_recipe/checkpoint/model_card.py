@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer

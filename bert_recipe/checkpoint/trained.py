@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_card import ModelParts
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import Start
 from bert_recipe.config import RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel

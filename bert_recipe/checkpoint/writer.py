@@ -24,7 +24,6 @@ from bert_recipe.checkpoint.folder import (
     num_blocks,
     remove_old_checkpoints,
 )
-from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_card import (
     CARD_FILE,
     CLASSIFIER,
@@ -32,6 +31,7 @@ from bert_recipe.checkpoint.model_card import (
     ModelParts,
     card_of,
 )
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.rows import (
     FileLayout,
     TensorRows,

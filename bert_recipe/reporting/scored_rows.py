@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_recipe.checkpoint.folder import RECORD_FILE
-from bert_recipe.checkpoint.identity import RunRecord
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.reporting.paired_scores import MeanScore, OrderScore, RowScore, SumScore
 from bert_recipe.tasks.classification.specs import (
     LABEL_SEPARATOR,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bert_recipe.checkpoint.best import has_stopped_early
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
-from bert_recipe.checkpoint.identity import DevelopmentData
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
 from bert_recipe.checkpoint.progress import Progress
+from bert_recipe.checkpoint.record import DevelopmentData
 from bert_recipe.config import (
     LoaderConfig,
     PretrainingConfig,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from bert_recipe.checkpoint.identity import DevelopmentData
+from bert_recipe.checkpoint.record import DevelopmentData
 from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from bert_recipe.checkpoint.identity import RunRecord, check_record
+from bert_recipe.checkpoint.identity import check_record
 from bert_recipe.checkpoint.model_card import ModelParts
 from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import Start, StartPoint, resolve_start
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits

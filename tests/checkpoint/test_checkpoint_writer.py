@@ -22,8 +22,8 @@ from bert_recipe.checkpoint.folder import (
     remove_leftovers,
     verify_checkpoint,
 )
-from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_card import ModelParts
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
 from bert_recipe.model.encoders.bert import BertConfig

@@ -18,7 +18,8 @@ from bert_recipe.checkpoint.folder import (
     find_model_folder,
     model_digest,
 )
-from bert_recipe.checkpoint.identity import RECORD_FILE, WEIGHTS, RunRecord, check_record
+from bert_recipe.checkpoint.identity import RECORD_FILE, WEIGHTS, check_record
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.writer import Checkpoint

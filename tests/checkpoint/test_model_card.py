@@ -8,7 +8,6 @@ from huggingface_hub import ModelCard as HubCard
 
 import run_glue
 import run_squad
-from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_card import (
     CARD_FILE,
     ModelCard,
@@ -18,6 +17,7 @@ from bert_recipe.checkpoint.model_card import (
     is_replaceable,
     write_card,
 )
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.model.encoders.bert import BertConfig
 
 CLASSES = ModelCard(

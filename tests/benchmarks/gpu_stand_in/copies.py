@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from small_runs import InMemoryDataset
 
-from bert_recipe.checkpoint.identity import RunRecord
 from bert_recipe.checkpoint.model_card import ModelParts
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
 from bert_recipe.config import LoaderConfig
