@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
-from bert_recipe.checkpoint.identity import RunRecord, first_difference, first_setting
+from bert_recipe.checkpoint.identity import first_difference, first_setting
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.config import is_step
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -20,39 +21,32 @@ WAYS_OUT = "use the same, or take only its weights with --from-pretrained-params
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress file of a checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class Progress(RunRecord):
+    """The progress file of a checkpoint: the record of its run, and how far that was.
 
-    data: the data's digest.
-    data_files: that of its files' sizes and times.
     evaluated_step: of the last evaluation before it that chose the best model, or None.
     encoder_start, head_losses: see TrainState.
-    identity: of the run, see identity.py.
-    hyperparameters: flags that change results, by name.
 
     Those with a default are missing in checkpoints of older versions.
     """
 
+    identity: JsonObject = field(default_factory=dict)
+    hyperparameters: JsonObject = field(default_factory=dict)
+    phase: str = field()  # which all have, as those after it
+    seed: int = field()
+    num_samples: int = field()
     step: int
     samples_consumed: int
     schedule_start: int
-    phase: str
-    seed: int
-    num_samples: int
     optimizer: str
     loss_scale: dict[str, float]
     train_seconds: float
     raw_train_seconds: float
     world_size: int | None = None
-    data: str | None = None
-    data_files: str | None = None
     evaluated_step: int | None = None
     encoder_start: int | None = 0
     head_losses: list[float] = field(default_factory=list)
-    identity: JsonObject = field(default_factory=dict)
-    hyperparameters: JsonObject = field(default_factory=dict)
-    arguments: JsonObject = field(default_factory=dict)
     versions: JsonObject = field(default_factory=dict)
 
 

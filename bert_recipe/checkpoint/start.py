@@ -37,6 +37,8 @@ def no_check(_weights: ModelFolder) -> None:
 class Start:
     """Verified folders, or None.
 
+    named: --from-checkpoint of this run, which for one of several seeds is in a folder of its own.
+    resumes: whether it takes over more than weights; a benchmark does not.
     checkpoint: to resume.
     weights: the starting weights.
     problem: why there are none, which is an error unless a checkpoint is resumed.
@@ -46,6 +48,8 @@ class Start:
     """
 
     config: StartConfig = field(default_factory=StartConfig)
+    named: Path | None = None
+    resumes: bool = True
     checkpoint: ModelFolder | None = None
     weights: ModelFolder | None = None
     problem: str | None = None
@@ -82,15 +86,14 @@ class Start:
 
     def for_benchmark(self) -> "Start":
         """The same weights for a run that resumes nothing: no step, optimizer or data position."""
-        config = replace(
-            self.config,
-            from_checkpoint=None,
-            last_step_of_checkpoint=None,
-            resume=False,
-            lr_rewarmup=False,
+        return replace(
+            self,
+            named=None,
+            resumes=False,
+            checkpoint=None,
+            weights=self.folder,
+            problem=None if self.checkpoint else self.problem,
         )
-        problem = None if self.checkpoint else self.problem
-        return replace(self, config=config, checkpoint=None, weights=self.folder, problem=problem)
 
     def open(self, path: Path) -> ModelFolder:
         """The model folder at `path`, which is not opened again if it is one of these."""
@@ -117,28 +120,49 @@ class StartPoint:
     folder: Path | None = None
 
 
+def named_folders(config: StartConfig, seed_name: str = "") -> tuple[Path | None, Path | None]:
+    """--from-checkpoint and --from-phase1-final-params of a run; of one of several seeds, whose
+    subfolder is `seed_name`, its own checkpoints, and phase 1's if that had seeds.
+    """
+    checkpoint, phase1 = config.from_checkpoint, config.from_phase1_final_params
+    if seed_name and checkpoint is not None:
+        checkpoint = checkpoint / seed_name
+    if seed_name and phase1 is not None:
+        phase1_of_seed = phase1 / seed_name
+        if is_step(phase1.name):
+            phase1_of_seed = phase1.parent / seed_name / phase1.name
+        if phase1_of_seed.is_dir():
+            phase1 = phase1_of_seed
+    return checkpoint, phase1
+
+
 def find_start(
     config: StartConfig,
     on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
     check_weights: Callable[[ModelFolder], None] = no_check,
     with_state: bool = True,
+    seed_name: str = "",
 ) -> Start:
     """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to
     resume cannot be used.
 
     on_main: calls a function on the main process only, and returns its result on all.
     check_weights: see Start.
-    with_state: whether a checkpoint is resumed, not only its model used.
+    with_state: whether a checkpoint is resumed, not only its model used, of which
+        `--last-step-of-checkpoint auto` is the run's best model, or its newest checkpoint if it
+        keeps no best one.
+    seed_name: see `named_folders`.
     """
-
-    phase1 = config.from_phase1_final_params
+    named, phase1 = named_folders(config, seed_name)
     source = phase1 or config.from_pretrained_params
+    if not with_state and config.last_step_of_checkpoint == "auto":
+        named, source = None, named
 
     def find() -> list[str | None]:
         checkpoint = weights = problem = None
-        if config.from_checkpoint is not None:
+        if named is not None:
             last_step = config.last_step_of_checkpoint
-            checkpoint = find_checkpoint(config.from_checkpoint, last_step, with_state)
+            checkpoint = find_checkpoint(named, last_step, with_state)
         if source is not None:
             log = print_line if checkpoint is None else no_log
             try:
@@ -153,6 +177,7 @@ def find_start(
         raise UserError(problem)
     return Start(
         config,
+        named,
         checkpoint=None if checkpoint is None else ModelFolder(checkpoint),
         weights=None if weights is None else ModelFolder(weights),
         problem=problem,
@@ -184,11 +209,11 @@ def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
     folder: locked if the run saves.
     saves: whether the run will save to `folder`.
     """
-    is_own_folder = names_folder(start.config, folder)
+    is_own_folder = start.named is not None and is_same_path(start.named, folder)
     takes_newest = is_own_folder and start.config.last_step_of_checkpoint == "auto"
     named = remaining_checkpoint(start, folder)
     named_step = step_in(folder, named)  # newer checkpoints are those after it
-    if start.config.resume or takes_newest:
+    if (start.resumes and start.config.resume) or takes_newest:
         log = no_log if is_own_folder else print_line  # `find_start` has warned of damaged ones
         checkpoint = newest_checkpoint(folder, log, named_step) or named
         if checkpoint is None:
@@ -200,9 +225,9 @@ def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
             refuse_newer(folder, named_step)
     if checkpoint is not None:
         return StartPoint(StartKind.RESUMED, checkpoint)
-    if start.config.from_checkpoint is not None and not is_own_folder:
+    if start.named is not None and not is_own_folder:
         raise UserError(
-            f"--from-checkpoint {start.config.from_checkpoint} holds no checkpoint: check the path "
+            f"--from-checkpoint {start.named} holds no checkpoint: check the path "
             f"(only the run's own folder, {folder}, may be empty)"
         )
     return start_without_checkpoint(start)
@@ -215,13 +240,9 @@ def start_without_checkpoint(start: Start) -> StartPoint:
     if start.weights is None:
         return StartPoint(StartKind.RANDOM)
     start.check_weights(start.weights)
-    kind = StartKind.NEXT_PHASE if start.config.lr_rewarmup else StartKind.WEIGHTS
+    has_state = start.resumes and start.config.lr_rewarmup
+    kind = StartKind.NEXT_PHASE if has_state else StartKind.WEIGHTS
     return StartPoint(kind, start.weights.path)
-
-
-def names_folder(config: StartConfig, folder: Path) -> bool:
-    """Whether --from-checkpoint is the run's own folder of steps."""
-    return config.from_checkpoint is not None and is_same_path(config.from_checkpoint, folder)
 
 
 def step_in(folder: Path, checkpoint: Path | None) -> int:

@@ -166,27 +166,20 @@ class TrainState:
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
-        record = self.record
+        record = vars(self.record) | {"identity": self.identity}
         progress = Progress(
+            **record,
             step=self.step,
             samples_consumed=self.samples_consumed,
             schedule_start=self.schedule_start,
-            phase=record.phase,
-            seed=record.seed,
-            num_samples=record.num_samples,
             optimizer=self.saved_optimizer,
             loss_scale=self.loss_scale.state_dict(),
             train_seconds=self.train_seconds,
             raw_train_seconds=self.raw_train_seconds,
             world_size=self.distributed.world_size,
-            data=record.data,
-            data_files=record.data_files,
             evaluated_step=self.evaluated_step,
-            identity=self.identity,
             encoder_start=self.encoder_start,
             head_losses=self.head_losses,
-            hyperparameters=record.hyperparameters,
-            arguments=record.arguments,
             versions=self.versions,
         )
         return asdict(progress)

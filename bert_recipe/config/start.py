@@ -1,9 +1,8 @@
 """What a run starts from."""
 
 import argparse
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from bert_recipe.config.flag_values import (
     CONFIGS,
@@ -160,28 +159,3 @@ class StartConfig:
         result=True,
         only=PRE_TRAINING,
     )
-
-    def for_prediction(self) -> Self:
-        """For a program that predicts: with `--last-step-of-checkpoint auto`, the weights are those
-        of the run's best model, or of its newest checkpoint if it keeps no best one.
-        """
-        if self.last_step_of_checkpoint != "auto":
-            return self
-        return replace(self, from_checkpoint=None, from_pretrained_params=self.from_checkpoint)
-
-    def of_seed(self, name: str) -> Self:
-        """For the run of the seed with subfolder `name`: its own checkpoints, and phase 1's if that
-        had seeds.
-        """
-        if not name:
-            return self
-        checkpoint, phase1 = self.from_checkpoint, self.from_phase1_final_params
-        if checkpoint is not None:
-            checkpoint = checkpoint / name
-        if phase1 is not None:
-            phase1_of_seed = phase1 / name
-            if is_step(phase1.name):
-                phase1_of_seed = phase1.parent / name / phase1.name
-            if phase1_of_seed.is_dir():
-                phase1 = phase1_of_seed
-        return replace(self, from_checkpoint=checkpoint, from_phase1_final_params=phase1)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from bert_recipe.checkpoint.folder import EVALUATIONS_FILE
-from bert_recipe.checkpoint.identity import RunRecord, identity_of
+from bert_recipe.checkpoint.identity import identity_of
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
-from bert_recipe.checkpoint.start import Start, find_start
+from bert_recipe.checkpoint.record import RunRecord
+from bert_recipe.checkpoint.start import Start, find_start, named_folders
 from bert_recipe.config import ParallelConfig, RunConfig, StartConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.data_loading.packing import stream_sizes
@@ -68,17 +69,18 @@ def find_starts(
     config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime, benchmark: bool
 ) -> dict[str, Start]:
     """Where the run of each seed starts. Folders that seeds share are opened once."""
-    starts: dict[StartConfig, Start] = {}
+    starts: dict[tuple[Path | None, Path | None], Start] = {}
     folders: dict[Path, ModelFolder] = {}
+    check_weights = partial(task.check_start, config)
     for name in seed_names:
-        seed_config = config.of_seed(name)
-        if seed_config not in starts:
-            check_weights = partial(task.check_start, seed_config)
-            start = find_start(seed_config, runtime.distributed.on_main, check_weights)
+        named = named_folders(config, name)
+        if named not in starts:
+            on_main = runtime.distributed.on_main
+            start = find_start(config, on_main, check_weights, seed_name=name)
             if benchmark:
                 start = start.for_benchmark()
-            starts[seed_config] = start.sharing(folders)
-    return {name: starts[config.of_seed(name)] for name in seed_names}
+            starts[named] = start.sharing(folders)
+    return {name: starts[named_folders(config, name)] for name in seed_names}
 
 
 def make_run(

@@ -12,17 +12,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bert_recipe.checkpoint.identity import (
-    WEIGHTS,
-    RunRecord,
-    check_results_of,
-    refuse_seeds,
-    write_record,
-)
+from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS, make_model
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import RunConfig
@@ -54,7 +49,7 @@ from bert_recipe.utils.progress import print_line
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     """Predicts with the fine-tuned model that the flags name."""
     on_main = runtime.distributed.on_main
-    start = find_start(config.start.for_prediction(), on_main, with_state=False)
+    start = find_start(config.start, on_main, with_state=False)
     folder = cast(ModelFolder, start.folder)  # the flags name one
     choice = choose_model(config.model, folder)
     check_same_kind(folder, choice)

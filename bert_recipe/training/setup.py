@@ -192,8 +192,6 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     state.evaluated_step = None if best is None else best.evaluated_step
     stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
     callbacks = make_callbacks(run, state, best, stopwatch, runtime)
-    if run.task.guessing_loss is not None and run.saves:
-        callbacks.append(GuessingLoss(run, run.task.guessing_loss, runtime))
     if state.encoder_start is None:
         callbacks = [HeadFirst(run, state, runtime, train_encoder), *callbacks]
     return Trainer(
@@ -326,8 +324,11 @@ def make_callbacks(
         warmup_steps = run.settings.trainer.benchmark_warmup_steps
         return [Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)]
     checkpoints = Checkpoints(run, state, runtime)
-    if run.data.held_out is None and not run.data.scored_sets:
-        return [checkpoints]
-    batch_size = run.settings.prediction.batch_size
-    evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
-    return [checkpoints, Evaluations(evaluator, best, checkpoints, run, state, runtime)]
+    callbacks: list[Callback] = [checkpoints]
+    if run.data.held_out is not None or run.data.scored_sets:
+        batch_size = run.settings.prediction.batch_size
+        evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
+        callbacks.append(Evaluations(evaluator, best, checkpoints, run, state, runtime))
+    if run.task.guessing_loss is not None:
+        callbacks.append(GuessingLoss(run, run.task.guessing_loss, runtime))
+    return callbacks

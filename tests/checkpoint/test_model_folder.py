@@ -172,5 +172,5 @@ def test_seeds_share_the_folder_of_their_starting_weights(tmp_path):
     runtime = Runtime(torch.device("cpu"), Precision())
     starts = find_starts(config, ["seed-1", "seed-2"], PretrainingTask(), runtime, benchmark=False)
     first, second = starts.values()
-    assert first.config != second.config
+    assert first.named != second.named
     assert first.weights is second.weights is not None
