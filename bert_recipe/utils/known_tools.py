@@ -77,6 +77,11 @@ MODELS = (
         "{path} is an adapter that is not merged with its model: merge it with PEFT "
         "(merge_and_unload), save it with save_pretrained, and give that folder",
     ),
+    KnownTool(
+        ends_with(".h5", ".msgpack", ".onnx", ".gguf", ".ckpt.index", ".ckpt", ".distcp"),
+        "{first} has weights in a format that is not read: get the model with model.safetensors, "
+        "as most have on the hub, or save it with transformers' save_pretrained",
+    ),
     KnownTool(has("seed-*/"), SHOWN_RUNS),
     KnownTool(has("fold-*/"), SHOWN_RUNS),
     KnownTool(
@@ -128,6 +133,15 @@ DATA = (
     ),
     KnownTool(
         begins("__label__"), f"{{path}} has lines of fastText: convert them as {OTHER_TOOLS} says"
+    ),
+    KnownTool(
+        begins(r"PK\x03\x04|\x1f"),
+        "{path} is compressed, which its name does not say: unpack it, and save a spreadsheet as "
+        "CSV",
+    ),
+    KnownTool(
+        begins(r"(?i)\s*<(!doctype html|html)"),
+        "{path} is a web page: download the file that it shows",
     ),
     KnownTool(
         lambda path: has("wiki_00")(path) or has("*/wiki_00")(path),

@@ -74,6 +74,7 @@ def read_delimited(
         if problem is not None and file.has_flags and "separate the columns" in problem:
             problem += ", or give --delimiter"
         if problem is not None:
+            refuse_known(Path(file.path), DATA)
             file.on_bad(file.path, problem)
             return
     repeats = 0

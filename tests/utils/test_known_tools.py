@@ -1,5 +1,6 @@
 """Files and folders of other tools: each is named in one line with the way out."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -37,6 +38,8 @@ MODEL_FOLDERS = {
         "an output folder of transformers' Trainer: name one of its checkpoints, such as "
         "{folder}/checkpoint-500",
     ),
+    "TensorFlow": (["bert_model.ckpt.index"], "", "bert_model.ckpt.index has weights in a format"),
+    "Keras": (["config.json", "tf_model.h5"], "", "tf_model.h5 has weights in a format"),
     "cached model": (
         ["models--a--b/refs/main", "models--a--b/snapshots/12ab/config.json"],
         "models--a--b",
@@ -52,6 +55,11 @@ MODEL_FOLDERS = {
         "",
         "the old layout of sentence-transformers: save it anew with",
     ),
+}
+DATA_CONTENTS = {
+    "a spreadsheet": (b"PK\x03\x04" + bytes(30), "is compressed, which its name does not say"),
+    "gzip": (gzip.compress(b"text,label\na,b\n"), "is compressed, which its name does not say"),
+    "a web page": (b"<!DOCTYPE html>\n<html>\n", "is a web page: download the file that it shows"),
 }
 DATA_FILES = {
     "archive": (["train.zip"], "train.zip", "train.zip is an archive: unpack it"),
@@ -83,10 +91,19 @@ def says(folder: Path, message: str) -> str:
 
 
 def test_each_row_of_the_table_is_tried():
-    counted_dictionary = 1
-    assert len(MODELS) == len(MODEL_FOLDERS) + counted_dictionary
-    archives, wiki = 1, 0
-    assert len(DATA) == len(DATA_FILES) - archives - wiki
+    counted_dictionary, other_weights = 1, 1
+    assert len(MODELS) == len(MODEL_FOLDERS) + counted_dictionary - other_weights
+    archives, compressed = 1, 1
+    assert len(DATA) == len(DATA_FILES) - archives + len(DATA_CONTENTS) - compressed
+
+
+@pytest.mark.parametrize("kind", DATA_CONTENTS)
+def test_content_that_is_no_table_is_named(tmp_path, kind):
+    content, message = DATA_CONTENTS[kind]
+    for name in ("a.csv", "a.tsv"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_examples(tmp_path / name, SPEC, labelled=True)
 
 
 @pytest.mark.parametrize("kind", MODEL_FOLDERS)
