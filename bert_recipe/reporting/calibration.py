@@ -26,7 +26,9 @@ class Calibration(NamedTuple):
 
 def calibration(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> Calibration:
     """How well probabilities say how often predictions are right."""
-    halves = [slice(None, None, 2), slice(1, None, 2)]
+    # Drawn: rows of two classes in turn would be one class in each half.
+    order = np.random.default_rng(0).permutation(len(labels_n))
+    halves = [order[::2], order[1::2]]
     scaled_nC = np.empty(probabilities_nC.shape)
     for rows, other_rows in (halves, halves[::-1]):
         if len(labels_n[other_rows]):

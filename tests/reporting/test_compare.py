@@ -174,6 +174,14 @@ def test_corrected_p_values_are_holms():
     assert holm([0.9, 0.8]) == pytest.approx([1, 1]) and holm([]) == []
 
 
+def test_the_error_after_calibration_does_not_depend_on_classes_in_turn():
+    """As in files that have a positive row, then a negative one, and so on."""
+    labels = np.arange(400) % 2
+    sure = np.tile([[0.6, 0.4]], (400, 1))
+    found = calibration(sure, labels)
+    assert found.error == pytest.approx(0.1) and found.calibrated_error < 0.06
+
+
 def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_loss():
     random = np.random.default_rng(0)
     logits = random.normal(size=(500, 4))
