@@ -135,7 +135,7 @@ DATA = (
         begins("__label__"), f"{{path}} has lines of fastText: convert them as {OTHER_TOOLS} says"
     ),
     KnownTool(
-        lambda path: path.suffix.lower() != ".gz" and begins(r"PK\x03\x04|\x1f")(path),
+        lambda path: [] if path.suffix.lower() == ".gz" else begins(r"PK\x03\x04|\x1f")(path),
         "{path} is compressed, which its name does not say: unpack it, and save a spreadsheet as "
         "CSV",
     ),
