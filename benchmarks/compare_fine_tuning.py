@@ -169,7 +169,7 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str
         ]
         command += [f"--{name}={value}" for name, value in files.items()]
         environment = os.environ | launch_settings()
-        if subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode:
+        if subprocess.run(command, check=False, env=environment).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
         figures = {
             name: value for record in read_records(report) for name, value in record["data"].items()

@@ -7,8 +7,8 @@
 Both get the same weights, 32 sequences of real text of up to 128 tokens, precision, optimizer
 (AdamW), dropout (0.1), threads and allocator, and take turns. --compile-peers adds transformers
 compiled, where this project is not; gpu_first_hour.py compiles both. transformers runs with flash
-attention on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the
-longest one.
+attention on a GPU where it is installed, else with sdpa, and on a CPU a second time with eager
+attention, since either may be the faster one; with fused AdamW and rows padded to the longest one.
 Its class for BERT computes the logits of all tokens and cannot be told otherwise, so the class's
 model and heads are called by themselves, with the masked tokens only. BERT's pooler reads the first
 token of each row, so the rows cannot be flattened. ModernBERT's class computes the logits of masked
@@ -187,16 +187,18 @@ class ThisProject(Implementation):
 
 class Transformers(Implementation):
     """transformers' model in a plain loop over the same sequences. compiled: also without
-    --compile.
+    --compile. attention: by default that of the arguments.
     """
 
-    def __init__(self, args: Arguments, folder: Path, compiled: bool = False):
+    def __init__(
+        self, args: Arguments, folder: Path, compiled: bool = False, attention: str | None = None
+    ):
         super().__init__(args, folder)
         self.compiled = compiled or args.compile != "none"
         silence_imports()
         from transformers import BertConfig, BertForPreTraining
 
-        values = self.config.to_dict() | {"attn_implementation": peer_attention(args)}
+        values = self.config.to_dict() | {"attn_implementation": attention or peer_attention(args)}
         if self.is_bert:
             model = BertForPreTraining(BertConfig(**values))
         else:  # with flash attention it computes no padding
@@ -311,6 +313,8 @@ def pad(
 def measure(args: Arguments, folder: Path) -> dict:
     sides = {TRANSFORMERS: Transformers, THIS_PROJECT: ThisProject}
     workers = {name: Worker(side, (args, folder)) for name, side in sides.items()}
+    if make_runtime(args).device.type == "cpu" and not args.peer_attention:
+        workers[f"{TRANSFORMERS}, eager"] = Worker(Transformers, (args, folder, False, "eager"))
     if args.compile_peers:
         workers[f"{TRANSFORMERS}, compiled"] = Worker(Transformers, (args, folder, True))
     turns, settings, memory = measure_in_turns(workers, args.rounds)

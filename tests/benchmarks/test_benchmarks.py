@@ -177,8 +177,9 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
     result = read_json(output)
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
-    assert set(medians) == {"this project", "transformers"}
+    assert set(medians) == {"this project", "transformers", "transformers, eager"}
     settings = result["settings"]
+    assert settings["transformers, eager"]["own"]["attention"] == "eager"
     own = settings["transformers"].pop("own")
     assert own.pop("class").startswith("BertModel")
     assert own == {
@@ -194,7 +195,7 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
         assert set(ratio) == {"median", "low", "high"}
         assert ratio["median"] == pytest.approx(medians["this project"] / medians[name], rel=0.9)
     # Each one's memory is that of its own process.
-    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 2
+    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
     for figures in found.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         # One slow round of three does not change medians; the data is measured once, and not in the
