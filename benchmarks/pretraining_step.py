@@ -335,7 +335,7 @@ def measure(args: Arguments, folder: Path) -> dict:
     own = rates.pop(THIS_PROJECT)
     speedups = {name: paired_ratio(own, found) for name, found in rates.items()}
     return {
-        "arguments": args.as_dict(),
+        "arguments": {name: value for name, value in args.as_dict().items() if name != "output"},
         "settings": settings,
         "implementations": figures,
         "speedup": speedups,

@@ -71,6 +71,11 @@ def test_links_between_pages_lead_to_a_file_and_a_heading(folder):
                 assert anchor in anchors(target), f"{page.name}: {link}"
 
 
+def test_result_files_name_no_folder_of_a_machine():
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert not re.findall(r'"/\w[^"]*"', path.read_text(encoding="utf-8")), path.name
+
+
 Rates = tuple[float, float, list[float]]  # here, the peer's, their ratios: of rounds or seeds
 
 
