@@ -260,8 +260,8 @@ def run_tagger(
         TrainingArguments,
     )
 
+    from bert_recipe.tasks.ner.scores import entity_scores
     from bert_recipe.tasks.ner.tags import entities
-    from bert_recipe.tasks.ner.task import entity_scores
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     names = sorted({tag for block in [*rows, *scored] for tag in words_and_tags(block)[1]})

@@ -31,7 +31,7 @@ class RowScore(Protocol):
 @dataclass(frozen=True)
 class SumScore(RowScore):
     """A function of the sums of numbers per row, such as F1 of counts. function: from [n, K] to
-    [n].
+    [n]; K may be several dimensions.
     """
 
     rows_nK: np.ndarray
@@ -60,6 +60,33 @@ class MeanScore(RowScore):
 
     def pseudo_values(self) -> np.ndarray:
         return self.values_n
+
+
+@dataclass(frozen=True)
+class PairScore(RowScore):
+    """A score of classes, which are few, so that many rows are equal pairs of label and prediction.
+    metric: of scikit-learn, of pairs and their `sample_weight`.
+    """
+
+    labels_n: np.ndarray
+    predictions_n: np.ndarray
+    metric: Callable[..., float]
+
+    def value(self) -> float:
+        return float(self.metric(self.labels_n, self.predictions_n))
+
+    def pseudo_values(self) -> np.ndarray:
+        num_rows = len(self.labels_n)
+        if num_rows == 1:
+            return np.array([self.value()])
+        rows_n2 = np.stack([self.labels_n, self.predictions_n], axis=1)
+        pairs, pair_n, counts = np.unique(rows_n2, axis=0, return_inverse=True, return_counts=True)
+        without = []  # a row of each pair
+        for place in range(len(pairs)):
+            weights = counts - (np.arange(len(pairs)) == place)
+            present = weights > 0  # a class without a row is none
+            without.append(self.metric(*pairs[present].T, sample_weight=weights[present]))
+        return num_rows * self.value() - (num_rows - 1) * np.array(without)[pair_n.ravel()]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,20 @@ import numpy as np
 
 from bert_recipe.checkpoint.folder import RECORD_FILE
 from bert_recipe.checkpoint.record import RunRecord
-from bert_recipe.reporting.paired_scores import MeanScore, OrderScore, RowScore, SumScore
+from bert_recipe.reporting.paired_scores import (
+    MeanScore,
+    OrderScore,
+    PairScore,
+    RowScore,
+    SumScore,
+)
 from bert_recipe.tasks.classification.specs import (
     LABEL_SEPARATOR,
     SUBMISSION_SETS,
     set_prefix,
 )
 from bert_recipe.tasks.embeddings.retrieval import RETRIEVAL_SCORES
+from bert_recipe.tasks.ner.scores import ENTITY_SCORES, entity_counts, f1
 from bert_recipe.tasks.ner.tags import entities, has_classes
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json
@@ -201,7 +208,7 @@ def rows_of_spans(rows: list[dict[str, Any]]) -> ScoredRows:
         [shown(row, "predicted") for row in rows],
         -num_wrong(counts_n3),
     )
-    return sorted_rows(keys, lambda order: entity_scores(counts_n3[order]), outcomes)
+    return sorted_rows(keys, lambda order: entity_rows(counts_n3[order]), outcomes)
 
 
 def num_wrong(counts_n3: np.ndarray) -> np.ndarray:
@@ -232,7 +239,7 @@ def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
     def scores(order: np.ndarray) -> dict[str, RowScore]:
         entity_f1: dict[str, RowScore] = {}
         if not has_classes(all_tags):
-            entity_f1 = entity_scores(np.array(counts)[order])
+            entity_f1 = entity_rows(np.array(counts)[order])
         right_n2 = np.array(num_right, float)[order]
         return entity_f1 | {"accuracy": SumScore(right_n2, lambda sums: sums[:, 0] / sums[:, 1])}
 
@@ -246,29 +253,10 @@ def tagged(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True) if tag != "O")
 
 
-def entity_counts(
-    expected: set[tuple[Any, ...]], predicted: set[tuple[Any, ...]]
-) -> tuple[int, int, int]:
-    return len(expected & predicted), len(predicted), len(expected)
-
-
-def entity_scores(counts_n3: np.ndarray) -> dict[str, RowScore]:
+def entity_rows(counts_n3: np.ndarray) -> dict[str, RowScore]:
     """The scores of the numbers of correct, predicted and expected entities in each row [n, 3]."""
     rows = counts_n3.astype(float)
-    return {
-        "f1": SumScore(rows, lambda sums: f1(*sums.T)),
-        "precision": SumScore(rows, lambda sums: share(sums[:, 0], sums[:, 1])),
-        "recall": SumScore(rows, lambda sums: share(sums[:, 0], sums[:, 2])),
-    }
-
-
-def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole, 0 where `whole` is 0."""
-    return np.divide(part, whole, out=np.zeros_like(part, float), where=whole > 0)
-
-
-def f1(correct: np.ndarray, predicted: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    return share(2 * correct, predicted + expected)
+    return {name: SumScore(rows, function) for name, function in ENTITY_SCORES.items()}
 
 
 def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredRows:
@@ -299,7 +287,7 @@ def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredR
         return ScoredRows(keys, scores, outcomes, pairs, truths_nC.ravel().astype(np.int64))
     truths_n = np.array([labels.index(label) for label in truths])
     predictions_n = np.array([labels.index(label) for label in predictions])
-    scores = class_scores(truths_n, predictions_n, len(labels), names)
+    scores = class_scores(truths_n, predictions_n, names)
     return ScoredRows(keys, scores, outcomes, probabilities_nC, truths_n)
 
 
@@ -341,55 +329,17 @@ def number_scores(columns: Cells, names: Sequence[str], order: np.ndarray) -> di
     return {name: OrderScore(*pair, metrics[name]) for name in names if name in known}
 
 
-def one_hot(values_n: np.ndarray, num_classes: int) -> np.ndarray:
-    return values_n[:, None] == np.arange(num_classes)
-
-
 def class_scores(
-    truths_n: np.ndarray, found_n: np.ndarray, num_classes: int, names: Sequence[str]
+    truths_n: np.ndarray, predicted_n: np.ndarray, names: Sequence[str]
 ) -> dict[str, RowScore]:
-    """The scores called `names`. truths_n, found_n: true and predicted classes."""
-    expected_nC = one_hot(truths_n, num_classes)
-    predicted_nC = one_hot(found_n, num_classes)
-    correct_nC = expected_nC & predicted_nC
-    rows = np.concatenate([correct_nC, predicted_nC, expected_nC], axis=1).astype(float)
-    scores: dict[str, RowScore] = {
-        "accuracy": MeanScore((truths_n == found_n).astype(float)),
-        "f1": SumScore(rows, positive_f1),
-        "f1_macro": SumScore(rows, present_f1),
-        "matthews_correlation": SumScore(rows, matthews),
-    }
+    """The scores called `names` of true and predicted classes."""
+    from bert_recipe.tasks.classification.scores import load_metrics  # needs torch
+
+    metrics = load_metrics()
+    scores: dict[str, RowScore] = {"accuracy": MeanScore((truths_n == predicted_n).astype(float))}
+    for name in ("f1", "f1_macro", "matthews_correlation"):
+        scores[name] = PairScore(truths_n, predicted_n, metrics[name])
     return {name: scores[name] for name in names if name in scores}
-
-
-def class_f1(sums: np.ndarray) -> np.ndarray:
-    """F1 of each class [n, C]. sums: correct, predicted and expected, of each class [n, 3C]."""
-    return f1(*np.split(sums, 3, axis=1))
-
-
-def positive_f1(sums: np.ndarray) -> np.ndarray:
-    """Of the second of two classes."""
-    return class_f1(sums)[:, 1]
-
-
-def present_f1(sums: np.ndarray) -> np.ndarray:
-    """The mean of the classes that are expected or predicted, as scikit-learn's macro average."""
-    _, predicted, expected = np.split(sums, 3, axis=1)
-    num_present = (predicted + expected > 0).sum(axis=1)
-    return share(class_f1(sums).sum(axis=1), num_present)
-
-
-def matthews(sums: np.ndarray) -> np.ndarray:
-    """Gorodkin (2004), as scikit-learn; 0 where all are expected, or predicted, of one class."""
-    correct, predicted, expected = np.split(sums, 3, axis=1)
-    total = expected.sum(axis=1)
-
-    def covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return total**2 - (a * b).sum(axis=1)
-
-    agreement = correct.sum(axis=1) * total - (predicted * expected).sum(axis=1)
-    product = covariance(predicted, predicted) * covariance(expected, expected)
-    return share(agreement, np.sqrt(product))
 
 
 def label_separator(folder: Path) -> str:
@@ -418,21 +368,18 @@ def several_label_scores(
         separator = " "  # as an earlier version wrote them
     expected_nC = label_matrix(truths, labels, separator)
     predicted_nC = label_matrix(predictions, labels, separator)
-    correct_nC = expected_nC & predicted_nC
-    rows = np.concatenate([correct_nC, predicted_nC, expected_nC], axis=1).astype(float)
+    counts = [expected_nC & predicted_nC, predicted_nC, expected_nC]
+    counts_nC3 = np.stack(counts, axis=2).astype(float)
 
-    def micro_f1(sums: np.ndarray) -> np.ndarray:
-        correct, predicted, expected = np.split(sums, 3, axis=1)
-        return f1(correct.sum(axis=1), predicted.sum(axis=1), expected.sum(axis=1))
-
-    def macro_f1(sums: np.ndarray) -> np.ndarray:
-        return class_f1(sums).mean(axis=1)
+    def macro_f1(sums_nC3: np.ndarray) -> np.ndarray:
+        num_rows, num_labels, _ = sums_nC3.shape
+        return f1(sums_nC3.reshape(-1, 3)).reshape(num_rows, num_labels).mean(axis=1)
 
     is_equal = [truth == guess for truth, guess in zip(truths, predictions, strict=True)]
     scores: dict[str, RowScore] = {
         "exact_match": MeanScore(np.array(is_equal, float)),
-        "f1_micro": SumScore(rows, micro_f1),
-        "f1_macro": SumScore(rows, macro_f1),
+        "f1_micro": SumScore(counts_nC3.sum(axis=1), f1),
+        "f1_macro": SumScore(counts_nC3, macro_f1),
     }
     return {name: scores[name] for name in names if name in scores}, expected_nC
 

@@ -31,7 +31,7 @@ from bert_recipe.reporting.paired_scores import (
     holm,
 )
 from bert_recipe.reporting.records import differences, read_runs
-from bert_recipe.reporting.scored_rows import class_scores
+from bert_recipe.reporting.scored_rows import class_scores, several_label_scores
 
 RESUME = ("--resume-from-checkpoint",)
 # Of tokens, which differ between models.
@@ -67,12 +67,30 @@ def test_scores_of_both_runs_are_those_of_the_task(tmp_path, kind):
 def test_scores_without_a_row_are_those_of_scikit_learn(name, classes, metric):
     random = np.random.default_rng(0)
     true, predicted = random.integers(classes, size=(2, 12))  # so few that classes are missing
-    score = class_scores(true, predicted, classes, [name])[name]
+    score = class_scores(true, predicted, [name])[name]
     whole = metric(true, predicted)
     assert score.value() == pytest.approx(whole)
     pairs = [(np.delete(true, row), np.delete(predicted, row)) for row in range(12)]
     expected = [12 * whole - 11 * metric(*pair) for pair in pairs]
     assert score.pseudo_values() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("average", ["micro", "macro"])
+def test_scores_of_several_labels_without_a_row_are_those_of_scikit_learn(average):
+    random = np.random.default_rng(0)
+    labels = np.array(["a", "b", "c"])
+    sides = random.random((2, 12, 3)) < 0.3
+    cells = [["|".join(labels[row]) for row in side] for side in sides]
+    name = f"f1_{average}"
+    scores, _ = several_label_scores(*cells, labels.tolist(), [name], "|")
+
+    def metric(*pair: np.ndarray) -> float:
+        return f1_score(*pair, average=average, zero_division=0)
+
+    whole = metric(*sides)
+    assert scores[name].value() == pytest.approx(whole)
+    expected = [12 * whole - 11 * metric(*np.delete(sides, row, axis=1)) for row in range(12)]
+    assert scores[name].pseudo_values() == pytest.approx(expected)
 
 
 def test_the_jackknife_of_a_correlation_leaves_groups_of_rows_out(monkeypatch):

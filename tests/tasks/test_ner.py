@@ -31,8 +31,9 @@ from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.bert import BertForTokenClassification
 from bert_recipe.tasks.ner.files import read_sentences, sentence_of
+from bert_recipe.tasks.ner.scores import entity_scores
 from bert_recipe.tasks.ner.tags import entities
-from bert_recipe.tasks.ner.task import TokenClassificationTask, entity_scores
+from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.ner.token_labels import TaggedDataset
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError

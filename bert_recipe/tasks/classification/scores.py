@@ -48,7 +48,7 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
         "accuracy": accuracy_score,
         "average_precision": average_precision_score,
         "exact_match": accuracy_score,  # all labels of a text
-        "f1": f1_score,
+        "f1": partial(f1_score, zero_division=0),
         "f1_macro": partial(f1_score, average="macro", zero_division=0),
         "f1_micro": partial(f1_score, average="micro", zero_division=0),
         "matthews_correlation": matthews_corrcoef,

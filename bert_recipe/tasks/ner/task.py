@@ -33,6 +33,7 @@ from bert_recipe.tasks.ner.files import (
     find_form,
     read_sentences,
 )
+from bert_recipe.tasks.ner.scores import accuracy, entity_scores
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, has_classes, tags_of, types_of
 from bert_recipe.tasks.ner.token_labels import TaggedDataset, are_segmented
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
@@ -469,43 +470,3 @@ def write_texts(
 def shown_entities(sentence: Sentence, spans: set[Entity]) -> str:
     ordered = sorted(spans, key=lambda entity: entity[1:])
     return ", ".join(f"{sentence.shown_entity(entity)}: {entity[0]}" for entity in ordered)
-
-
-def accuracy(expected: list[list[str]], predicted: list[list[str]]) -> float:
-    """The share of equal tags."""
-    pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
-    return sum(a == b for a, b in pairs) / max(len(pairs), 1)
-
-
-def entity_scores(expected: list[set[Entity]], predicted: list[set[Entity]]) -> dict[str, Any]:
-    """Precision, recall and F1 of the entities of sentences, overall and per type. Without entities
-    in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a type they
-    are None.
-    """
-    true_entities = numbered_entities(expected)
-    predicted_entities = numbered_entities(predicted)
-
-    def scores_of(kinds: set[str], undefined: float | None = 0.0) -> dict[str, Any]:
-        """Of the entities of `kinds`. undefined: a precision or a recall of no entities."""
-        true = {entity for entity in true_entities if entity[1] in kinds}
-        found = {entity for entity in predicted_entities if entity[1] in kinds}
-        num_correct = len(true & found)
-        return {
-            "precision": num_correct / len(found) if found else undefined,
-            "recall": num_correct / len(true) if true else undefined,
-            "f1": 2 * num_correct / max(len(true) + len(found), 1),
-            "support": len(true),
-        }
-
-    kinds = sorted({kind for _, kind, _, _ in true_entities | predicted_entities})
-    scores = scores_of(set(kinds))
-    support = scores.pop("support")
-    if support == 0:
-        scores |= {"recall": math.nan, "f1": math.nan}
-        scores["precision"] = 0.0 if predicted_entities else math.nan
-    return scores | {"per_class": {kind: scores_of({kind}, None) for kind in kinds}}
-
-
-def numbered_entities(sentences: list[set[Entity]]) -> set[tuple[int, str, int, int]]:
-    """The entities of all sentences, as (number of the sentence, type, start, stop)."""
-    return {(number, *entity) for number, entities in enumerate(sentences) for entity in entities}
