@@ -1,12 +1,10 @@
 """Shared by test files: small data sets, a tiny config, and programs run as users do."""
 
 import atexit
-import functools
 import gc
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -110,33 +108,9 @@ FIRST_FILES = (
     "tests/tasks/test_rerankers.py",
     "tests/utils/test_distributed.py",
 )
-FAST_FOLDERS = ("data_loading", "encoders", "model", "optimizers", "tokenizer")
-RUNS_PROGRAMS = re.compile(
-    r"(?<!\.)\b(run_here|run_program|run_ranks|train|pretrain|pretrain_ranks)\(|\.main\(|\bsubprocess\b"
-)
-
-
-@functools.cache
-def is_fast(path: Path) -> bool:
-    """Whether the tests of a file have the marker `fast`: those in FAST_FOLDERS that run none of
-    the programs, neither in this process nor in others.
-    """
-    is_in_folder = path.parent.name in FAST_FOLDERS
-    return is_in_folder and not RUNS_PROGRAMS.search(path.read_text(encoding="utf-8"))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m fast`, other files are not imported, which takes longer than these tests."""
-    is_file = collection_path.suffix == ".py"
-    if config.option.markexpr == "fast" and is_file and not is_fast(collection_path):
-        return True
-    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_fast(item.path):
-            item.add_marker("fast")
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST_FILES))
 
 

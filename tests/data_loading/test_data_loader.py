@@ -15,6 +15,8 @@ from bert_recipe.data_loading.sample_order import sample_order
 from bert_recipe.model.kernels.linear import float32_linear
 from bert_recipe.model.token_stream import HOST_VALUES, TokenStream, to_device
 
+pytestmark = pytest.mark.fast
+
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
 
 

@@ -8,6 +8,8 @@ from small_runs import assert_opening_fails
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.utils.errors import UserError
 
+pytestmark = pytest.mark.fast
+
 VOCAB_SIZE = 30522
 
 

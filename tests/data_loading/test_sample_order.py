@@ -3,10 +3,13 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_recipe.data_loading.sample_order import rank_positions, sample_order
+
+pytestmark = pytest.mark.fast
 
 SEEDS = st.integers(-(2**70), 2**70)
 

@@ -39,6 +39,8 @@ from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.parallel.attention_choice import CHOICES
 from bert_recipe.parallel.parallelize import choose_attention
 
+pytestmark = pytest.mark.fast
+
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [

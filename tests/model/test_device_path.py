@@ -30,6 +30,8 @@ from bert_recipe.training.evaluation import evaluate
 from bert_recipe.training.library import make_settings, make_trainer
 from bert_recipe.training.trainer import Trainer
 
+pytestmark = pytest.mark.fast
+
 META = torch.device("meta")
 TINY = BertConfig(
     1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128

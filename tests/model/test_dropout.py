@@ -5,6 +5,8 @@ import torch
 
 from bert_recipe.model.kernels.dropout import Dropout, dropout_mask
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("prob", [0.1, 0.5])

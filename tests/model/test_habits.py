@@ -7,6 +7,8 @@ import transformers
 import bert_recipe
 from bert_recipe import TokenStream
 
+pytestmark = pytest.mark.fast
+
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

@@ -10,6 +10,8 @@ import torch
 from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums, span_sum
 from bert_recipe.model.token_stream import IGNORED_LABEL
 
+pytestmark = pytest.mark.fast
+
 # Of the norm of a gradient of that type.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 

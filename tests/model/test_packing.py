@@ -20,6 +20,8 @@ from bert_recipe.data_loading.packing import (
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.tasks.pretraining import PretrainingTask
 
+pytestmark = pytest.mark.fast
+
 
 @given(
     lengths=st.lists(st.integers(1, 64), max_size=200),

@@ -92,6 +92,12 @@ def test_the_top_level_has_programs_and_names_to_import_only():
     assert top <= PROGRAMS | FACES
 
 
+def test_the_folders_of_tests_are_the_rooms_of_the_package_and_the_kinds_of_programs():
+    tests = [path for path in tracked_files() if path.parts[0] == "tests"]
+    folders = {path.parts[1] for path in tests if path.name.startswith("test_")}
+    assert folders == {*ROOMS, "programs", "scripts", "benchmarks", "refusals"}
+
+
 def test_no_python_file_has_more_than_600_lines():
     lengths = {
         str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines())

@@ -18,6 +18,8 @@ import optimizer
 from bert_recipe.config import OptimizerConfig
 from bert_recipe.optimization import registry
 
+pytestmark = pytest.mark.fast
+
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

@@ -14,6 +14,8 @@ from torch import Tensor
 import modeling
 from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 
+pytestmark = pytest.mark.fast
+
 # The keys of the published config.json, and those that it has for other code only.
 VALUES = {
     **SIZES,

@@ -19,6 +19,8 @@ from bert_recipe.optimization.muon import hidden_matrices
 from bert_recipe.optimization.protocol import undecayed_parameters
 from bert_recipe.utils.json_files import write_json
 
+pytestmark = pytest.mark.fast
+
 
 @dataclass(frozen=True)
 class NovelConfig(ModelConfig):

@@ -21,6 +21,8 @@ from bert_recipe.tokenization import tokenizer as tokenizer_module
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import BertTokenizer, BertWords
 
+pytestmark = pytest.mark.fast
+
 VOCAB_FILES = {True: BERT_VOCAB_FILE, False: ROOT / "vocab" / "bert-base-cased-vocab.txt"}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -24,6 +24,8 @@ from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.errors import UserError
 
+pytestmark = pytest.mark.fast
+
 CASES = [
     (kind, head)
     for kind in ("bert", "modernbert", "roberta")

@@ -11,6 +11,8 @@ from bert_recipe.config import DECAYS, ScheduleConfig
 from bert_recipe.optimization.lr_scheduler import make_schedule
 from bert_recipe.training.chosen_settings import count_steps
 
+pytestmark = pytest.mark.fast
+
 TOTALS = st.integers(1, 20_000)
 PROPORTIONS = st.floats(0, 1)
 

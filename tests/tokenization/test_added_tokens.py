@@ -14,6 +14,8 @@ from bert_recipe.data_preparation.samples.corpus import read_corpus
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.tokenization.tokenizer import load_tokenizer, model_files
 
+pytestmark = pytest.mark.fast
+
 TEXTS = (
     "The [E1] Covid19 [/E1] wave: covid19s,COVID19 [e1]x[E1]  [/E1]\tend",
     "a [SEP] b[MASK] c [CLS][PAD] [UNK]z [sep] [unused3]. [unused1]",

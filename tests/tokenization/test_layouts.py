@@ -23,6 +23,8 @@ from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.tokenization.tokenizer import load_tokenizer, model_files
 from bert_recipe.utils.errors import UserError
 
+pytestmark = pytest.mark.fast
+
 TEXTS = ("A gripping film, 1945", "The ship is lost.")
 TEMPLATES = {
     "BERT": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),

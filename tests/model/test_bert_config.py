@@ -7,6 +7,8 @@ from conftest import ROOT, TINY
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.model.encoders.bert import BertConfig, BertForSequenceClassification
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(("given", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.1)])
 def test_dropout_before_a_classifier_is_that_of_transformers(given, expected):
