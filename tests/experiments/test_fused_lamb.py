@@ -11,8 +11,8 @@ import apex_stand_in
 import pytest
 import torch
 from conftest import reported
+from optimizer_steps import MODEL, gradients_of_steps, set_gradients
 from small_runs import resuming, train
-from test_optimizer import MODEL, gradients_of_steps, set_gradients
 
 from bert_recipe.config import OptimizerConfig, ParallelConfig
 from bert_recipe.experiments import fused_lamb

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
+from optimizer_steps import MODEL, SHAPES, STEPS, gradients_of_steps, set_gradients
 from small_runs import losses, torchs_adamw, train, transformers_batch
 from torch import nn
 from transformers import BertConfig as HFConfig
@@ -23,20 +24,7 @@ from bert_recipe.optimization.norms import total_norm
 from bert_recipe.optimization.protocol import apply_step, parameter_groups, undecayed_parameters
 from bert_recipe.optimization.registry import make_optimizer
 
-MODEL = nn.ModuleDict(
-    {
-        **{
-            "dense": nn.Linear(16, 24),
-            "output": nn.Linear(40, 300, bias=False),
-            "LayerNorm": nn.LayerNorm(16),
-        },
-        "empty": nn.Linear(5, 5, bias=False),
-    }
-)
-MODEL.hidden_modules = [MODEL["dense"]]  # whose matrix Muon takes
-SHAPES = {name: p.shape for name, p in MODEL.named_parameters()}
 UNDECAYED = {"dense.bias", "LayerNorm.weight", "LayerNorm.bias"}
-STEPS = 20
 
 
 def initial_weights() -> dict[str, np.ndarray]:
@@ -45,23 +33,6 @@ def initial_weights() -> dict[str, np.ndarray]:
     weights["LayerNorm.bias"][:] = 0  # as in a new model: ||w|| is zero
     weights["empty.weight"][:] = 0
     return {name: values.astype(np.float32) for name, values in weights.items()}
-
-
-def gradients_of_steps(steps: int = STEPS) -> list[dict[str, np.ndarray]]:
-    """Norms from 0.03 to 30, so that about half of the steps are clipped; `empty.weight` never has
-    any gradient.
-    """
-    random = np.random.default_rng(1)
-    all_steps = []
-    for _ in range(steps):
-        size = 10 ** random.uniform(-1.5, 1.5) / 110
-        grads = {
-            name: random.normal(0.2 * size, size, shape).astype(np.float32)
-            for name, shape in SHAPES.items()
-        }
-        grads["empty.weight"][:] = 0
-        all_steps.append(grads)
-    return all_steps
 
 
 def lamb_in_float64(
@@ -107,11 +78,6 @@ def lamb_in_float64(
 
 def as_parameters(weights) -> dict[str, torch.nn.Parameter]:
     return {name: torch.nn.Parameter(torch.tensor(values)) for name, values in weights.items()}
-
-
-def set_gradients(parameters, grads, factor: float = 1.0) -> None:
-    for name, p in parameters.items():
-        p.grad = torch.tensor(grads[name]) * factor
 
 
 def lamb(parameters, lr=0.01, weight_decay=0.01, **options) -> Lamb:
