@@ -12,6 +12,8 @@ import pytest
 from conftest import ROOT, read_json
 from scipy import stats
 
+from benchmarks import speed_picture, speed_rows
+from benchmarks.speed_picture import TITLES, read_rows
 from bert_recipe.reporting.paired_scores import MeanScore, compare_scores, holm
 
 HEADING = re.compile(r"^## ", re.MULTILINE)
@@ -76,70 +78,41 @@ def test_result_files_name_no_folder_of_a_machine():
         assert not re.findall(r'"/\w[^"]*"', path.read_text(encoding="utf-8")), path.name
 
 
-Rates = tuple[float, float, list[float]]  # here, the peer's, their ratios: of rounds or seeds
-
-
-def step_rates(result: dict, _row: str) -> Rates:
-    """Beside the way of calling transformers that is fastest."""
-    speedups = {name: speedup["median"] for name, speedup in result["speedup"].items()}
-    peer = min(speedups, key=speedups.__getitem__)
-    here, theirs = (
-        result["implementations"][name]["tokens_per_second"]["median"]
-        for name in ("this project", peer)
-    )
-    return here, theirs, [speedups[peer]]
-
-
-def run_rates(result: dict, _row: str) -> Rates:
-    """Means over seeds. transformers has batches grouped by length where there are such runs."""
-    by_name: dict[str, list[float]] = {}
-    for run in result["runs"]:
-        (rate,) = (rate for name, rate in run.items() if name.startswith("training_"))
-        by_name.setdefault(run["contestant"], []).append(rate)
-    here = by_name["this project"]
-    theirs = by_name.get("transformers, grouped by length", by_name["transformers"])
-    ratios = [a / b for a, b in zip(here, theirs, strict=True)]
-    return statistics.mean(here), statistics.mean(theirs), ratios
-
-
-def inference_rates(result: dict, row: str) -> Rates:
-    rates = {name: rate["median"] for name, rate in result["texts_per_cpu_second"].items()}
-    peer = "transformers"
-    if "pipeline" not in row:
-        peer = "onnxruntime" if "onnxruntime" in row else "sentence-transformers"
-    peer += ", int8" if "8-bit" in row else ""
-    speedup = result["speedup"]
-    speedup = speedup.get(peer, speedup)
-    ratios = [speedup["low"], speedup["median"], speedup["high"]]
-    return rates["this project"], rates[peer], ratios
-
-
-RATES = {
-    "How fast is a pre-training step?": step_rates,
-    "How fast is fine-tuning?": run_rates,
-    "How fast is inference?": inference_rates,
-}
-
-
 def rounds_to(value: float, figure: str) -> bool:
     digits = len(figure.partition(".")[2])
     return abs(value - float(figure)) <= 0.5000001 * 10**-digits
 
 
-@pytest.mark.parametrize("section", RATES)
-def test_rates_and_ratios_of_performance_md_are_those_of_their_files(section):
-    for row in result_rows("docs/performance.md", section):
-        (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
-        result = read_json(ROOT / "benchmarks" / "results" / name)
-        here, theirs, ratios = RATES[section](result, row)
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        ratio = re.search(r"\[([\w.]+)\]\([^)]*results", cells.pop())[1]
-        numbers = [cell.replace(",", "") for cell in cells if re.fullmatch(r"[\d,.]+", cell)]
-        assert rounds_to(here, numbers[0]) and rounds_to(theirs, numbers[1]), row
-        if ratio == "equal":
-            assert min(ratios) < 1 < max(ratios), row
+def test_rates_and_ratios_of_performance_md_are_those_of_their_files():
+    rows = read_rows((ROOT / "docs/performance.md").read_text(encoding="utf-8"))
+    assert {row.section for row in rows} == set(TITLES)
+    for row in rows:
+        numbers = [cell.replace(",", "") for cell in row.cells if re.fullmatch(r"[\d,.]+", cell)]
+        rates = row.rates
+        assert rounds_to(rates.here, numbers[0]) and rounds_to(rates.peer, numbers[1]), row
+        if row.printed == "equal":
+            assert rates.ratio["low"] < 1 < rates.ratio["high"], row
         else:
-            assert rounds_to(statistics.median(ratios), ratio), row
+            assert rounds_to(rates.ratio["median"], row.printed), row
+
+
+def test_the_picture_of_speed_has_the_rows_of_performance_md(tmp_path):
+    speed_picture.main(["--drawing", str(tmp_path / "speed.svg")])
+    drawn = (tmp_path / "speed.svg").read_text(encoding="utf-8")
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    assert drawn == (ROOT / "docs/speed.svg").read_text(encoding="utf-8")
+    assert drawn.count("<circle") == len(read_rows(page)) + len(speed_picture.MACHINES)
+    assert "](speed.svg)" in page
+
+
+def test_one_command_makes_the_rows_of_ratios_again(capsys):
+    words = ["--machine", "avx512", "--model-folder", "model", "--data", "data", "--list"]
+    speed_rows.main(words)
+    speed_rows.main([*words, "--bf16"])
+    listed = set(re.findall(r"([^/]+)\.json", capsys.readouterr().out))
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"/results/(\w+-avx512-[^)]+)-\d{4}-\d\d-\d\d\.json", page))
+    assert len(linked) >= 15 and linked <= listed
 
 
 def rows_and_results(section: str, page: str = "docs/performance.md") -> list[tuple[str, dict]]:
