@@ -99,7 +99,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     with findings.check(), start_runtime(one, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
         # Of the first fold, if there are several.
-        run = next(iter(open_runs(one, PROGRAMS[name].make_task(args), runtime).values()))
+        run = next(iter(open_runs(one, PROGRAMS[name].task_options(args), runtime).values()))
         loader = config.loader
         if "global_batch_size" in config.chosen_by_rule:
             loader = loader_of(config, run.values.loader.global_batch_size)

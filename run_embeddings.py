@@ -15,13 +15,15 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
-from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions, PairFileOptions
-from bert_recipe.tasks.own_files import (
-    DEFAULTS,
-    check_own_files,
+from bert_recipe.tasks.embeddings.options import (
+    MARGIN_MSE,
+    EmbeddingOptions,
+    EmbeddingTaskOptions,
+    PairFileOptions,
 )
+from bert_recipe.tasks.own_files import DEFAULTS, check_own_files
 from bert_recipe.tasks.reading import ReadingOptions
-from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from bert_recipe.utils.text_files import kind_of
 
@@ -101,27 +103,17 @@ def check_teacher_scores(scores: list[str], negatives: list[str], parser: Argume
         )
 
 
-def make_task(args: Arguments) -> FineTuningTask:
-    from bert_recipe.tasks.embeddings.task import EmbeddingTask
-
-    columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-    score: str | None = None
-    teacher: tuple[str, ...] = ()
-    if args.embedding_loss == MARGIN_MSE:
-        teacher = tuple(args.label_column or ())
-    elif args.label_column:
-        score = args.label_column[0]
-    task = from_flags(EmbeddingTask, args, columns=columns, score=score, teacher=teacher)
-    return task.for_start(None)
+def task_options(args: Arguments) -> TaskOptions:
+    return from_flags(EmbeddingTaskOptions, args)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    config, task = make_run_config(args), make_task(args)
+    config, options = make_run_config(args), task_options(args)
     from bert_recipe.training.workflow import run_task
 
-    return run_task(config, task, "sentence embeddings")
+    return run_task(config, options, "sentence embeddings")
 
 
 if __name__ == "__main__":

@@ -29,16 +29,16 @@ from bert_recipe.config import (
     TrainerConfig,
 )
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
-from bert_recipe.tasks.classification.options import MULTI_LABEL, FileOptions, TaskOptions
-from bert_recipe.tasks.classification.specs import TASKS, TaskSpec, custom_spec
-from bert_recipe.tasks.own_files import (
-    DEFAULTS,
-    SplitOptions,
-    check_own_files,
-    learning_options,
+from bert_recipe.tasks.classification.options import (
+    MULTI_LABEL,
+    ClassificationOptions,
+    FileOptions,
+    TaskChoice,
 )
+from bert_recipe.tasks.classification.specs import TASKS
+from bert_recipe.tasks.own_files import DEFAULTS, SplitOptions, check_own_files
 from bert_recipe.tasks.reading import NumberReadingOptions
-from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
@@ -65,7 +65,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed"
     )
     groups = {
-        "which task": flags_of(TaskOptions),
+        "which task": flags_of(TaskChoice),
         own_files: flags_of(FileOptions),
         "reading your own files": flags_of(NumberReadingOptions),
         "without --eval-file": flags_of(SplitOptions),
@@ -146,58 +146,8 @@ def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
     parser.refuse(complaints)
 
 
-def make_task(args: Arguments) -> FineTuningTask:
-    from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
-    from bert_recipe.tasks.classification.frozen import FrozenEncoder
-    from bert_recipe.tasks.classification.task import ClassificationTask
-
-    if args.task_name in TASKS:
-        spec, name = TASKS[args.task_name], args.task_name
-        train_file = spec.train_file(args.data_dir)
-        eval_files = spec.evaluation_files(args.data_dir)
-        predict_files = spec.test_files(args.data_dir)
-    else:
-        spec, name = file_spec(args), file_task_name(args)
-        train_file = args.train_file
-        eval_files = {"": args.eval_file or args.train_file}
-        predict_files = {"": args.predict_file}
-    return ClassificationTask(
-        spec,
-        args.max_seq_length,
-        name,
-        train_file,
-        eval_files=eval_files if args.do_eval else {},
-        predict_files=predict_files if args.do_predict else {},
-        balanced=args.class_weights == "balanced",
-        reading=from_flags(NumberReadingOptions, args),
-        frozen=FrozenEncoder(EmbeddingSettings()) if args.frozen_encoder else None,
-        **learning_options(args),
-    )
-
-
-def file_spec(args: Arguments) -> TaskSpec:
-    """The columns of the user's own files of classes, labels or numbers."""
-    is_multi_label = args.task_name == MULTI_LABEL
-    label_columns = tuple(args.label_column or ())
-    return custom_spec(
-        args.text_column,
-        args.pair_column,
-        next(iter(label_columns), ""),
-        regression=args.regression,
-        multi_label=is_multi_label,
-        label_columns=label_columns if len(label_columns) > 1 else (),
-        label_separator=args.label_separator,
-        negatives=tuple(args.negative_columns or ()),
-    )
-
-
-def file_task_name(args: Arguments) -> str:
-    """The name of the task of the user's own files, which is that of the folder for results."""
-    if args.task_name == MULTI_LABEL:
-        return MULTI_LABEL
-    if args.negative_columns is not None:
-        return "reranker"
-    return "regression" if args.regression else "classification"
+def task_options(args: Arguments) -> TaskOptions:
+    return from_flags(ClassificationOptions, args)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -206,13 +156,13 @@ def main(argv: list[str] | None = None) -> int:
     # A fit is one update, which is repeated if it is there.
     changes = {"max_steps": 1, "epochs": None, "resume_from_checkpoint": True}
     config = make_run_config(args, **changes if args.frozen_encoder else {})
-    task = make_task(args)
+    options = task_options(args)
     from bert_recipe.training.frozen_encoder import fit_and_predict
     from bert_recipe.training.workflow import run_task
 
     if not args.frozen_encoder:
-        return run_task(config, task, "GLUE")
-    return run_task(config, task, "GLUE", fit_and_predict)
+        return run_task(config, options, "GLUE")
+    return run_task(config, options, "GLUE", fit_and_predict)
 
 
 if __name__ == "__main__":

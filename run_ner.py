@@ -14,16 +14,10 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
-from bert_recipe.tasks.ner.columns import SentenceColumns
-from bert_recipe.tasks.ner.options import SentenceFileOptions
-from bert_recipe.tasks.own_files import (
-    DEFAULTS,
-    SplitOptions,
-    check_own_files,
-    learning_options,
-)
+from bert_recipe.tasks.ner.options import SentenceFileOptions, TokenClassificationOptions
+from bert_recipe.tasks.own_files import DEFAULTS, SplitOptions, check_own_files
 from bert_recipe.tasks.reading import ReadingOptions
-from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
@@ -42,27 +36,17 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return args
 
 
-def make_task(args: Arguments) -> FineTuningTask:
-    from bert_recipe.tasks.ner.task import TokenClassificationTask
-
-    return TokenClassificationTask(
-        args.max_seq_length,
-        args.train_file,
-        args.eval_file,
-        args.predict_file,
-        reading=from_flags(ReadingOptions, args),
-        columns=SentenceColumns(args.text_column, args.label_column, args.group_column),
-        **learning_options(args),
-    )
+def task_options(args: Arguments) -> TaskOptions:
+    return from_flags(TokenClassificationOptions, args)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    config, task = make_run_config(args), make_task(args)
+    config, options = make_run_config(args), task_options(args)
     from bert_recipe.training.workflow import run_task
 
-    return run_task(config, task, "NER")
+    return run_task(config, options, "NER")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from bert_recipe.utils.errors import handle_uncaught_errors, run_main
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
-from bert_recipe.config import PretrainingConfig
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_pretraining
-from bert_recipe.tasks.task import Task
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
@@ -29,19 +28,19 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return parse_pretraining(parser, argv)
 
 
-def make_task(args: Arguments) -> Task:
-    from bert_recipe.tasks.pretraining import PretrainingTask
+def task_options(args: Arguments) -> TaskOptions:
+    from bert_recipe.tasks.pretraining import PretrainingOptions
 
-    return from_flags(PretrainingTask, args, options=from_flags(PretrainingConfig, args))
+    return from_flags(PretrainingOptions, args)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    config, task = make_run_config(args), make_task(args)
+    config, options = make_run_config(args), task_options(args)
     from bert_recipe.training.workflow import run_task
 
-    return run_task(config, task, "pre-training")
+    return run_task(config, options, "pre-training")
 
 
 if __name__ == "__main__":

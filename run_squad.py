@@ -18,7 +18,8 @@ if __name__ == "__main__":
 
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
 from bert_recipe.tasks.squad.files import SquadOptions
-from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
@@ -42,19 +43,17 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return args
 
 
-def make_task(args: Arguments) -> FineTuningTask:
-    from bert_recipe.tasks.squad.task import SquadTask
-
-    return from_flags(SquadTask, args, scores=args.do_eval)
+def task_options(args: Arguments) -> TaskOptions:
+    return from_flags(SquadTaskOptions, args)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
-    config, task = make_run_config(args), make_task(args)
+    config, options = make_run_config(args), task_options(args)
     from bert_recipe.training.workflow import run_task
 
-    return run_task(config, task, "SQuAD")
+    return run_task(config, options, "SQuAD")
 
 
 if __name__ == "__main__":

@@ -84,10 +84,10 @@ class ProjectUpdates:
     def __init__(self, plan: Plan, data: Data, folder: Path):
         parsed = run_pretraining.parse_arguments(project_flags(plan, data, folder))
         config = make_run_config(parsed)
-        task = run_pretraining.make_task(parsed)
+        options = run_pretraining.task_options(parsed)
         self.cleanup = contextlib.ExitStack()
         runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
-        [training] = open_runs(config, task, runtime).values()
+        [training] = open_runs(config, options, runtime).values()
         self.trainer = build_trainer(training, runtime)
         self.batches: Iterator = iter(make_loader(training, self.trainer))
         self.optimizer = plan.contestant.optimizer

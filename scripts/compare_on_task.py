@@ -43,12 +43,14 @@ from bert_recipe.reporting.comparison import (
     read_model,
 )
 from bert_recipe.tasks.baselines import BASELINES
+from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
     Arguments,
     Flag,
     bounded_int,
+    from_flags,
 )
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject, read_json, write_json
@@ -159,16 +161,14 @@ def compare_vectors(args: argparse.Namespace, command: Sequence[str]) -> list[st
     """Lines about logistic regression on the vectors of both models; one that says so if the task
     has no classes.
     """
-    from bert_recipe.tasks.classification.task import ClassificationTask
-
     folders: dict[str, list[Path]] = {}
     for name, model in (("before", args.before), ("after", args.after)):
         words = ["--init-checkpoint", str(model), "--output-dir", str(args.output_dir)]
         run = run_glue.parse_arguments([*command, *words])
-        task = run_glue.make_task(run)
-        if not isinstance(task, ClassificationTask) or task.spec.regression or task.multi_label:
+        options = from_flags(ClassificationOptions, run, frozen_encoder=True)
+        if options.spec.regression or options.spec.multi_label:
             return ["vectors are compared for tasks with one class per text only"]
-        for title, folder in fit_draws(run, task, args.output_dir, name).items():
+        for title, folder in fit_draws(run, options, args.output_dir, name).items():
             folders.setdefault(title, []).append(folder)
     lines = []
     for title, both in folders.items():
@@ -177,7 +177,7 @@ def compare_vectors(args: argparse.Namespace, command: Sequence[str]) -> list[st
 
 
 def fit_draws(
-    run: Arguments, task: "ClassificationTask", output: Path, name: str
+    run: Arguments, options: ClassificationOptions, output: Path, name: str
 ) -> dict[str, Path]:
     """Fits classifiers to the vectors of a model, and scores them. Returns the folders of the
     draws, which are named as those of seeds, by the number of labels.
@@ -186,7 +186,7 @@ def fit_draws(
     output: the folder for the results.
     name: of the model.
     """
-    task, tokenizer, dataset, sets, vectors = embed(run, task, name)
+    task, tokenizer, dataset, sets, vectors = embed(run, options, name)
     labels_n = dataset.labels["labels"]
     train_vectors, *set_vectors = vectors
     counts: list[int | None] = [FEW_LABELS] if len(labels_n) > 2 * FEW_LABELS else []
@@ -194,8 +194,9 @@ def fit_draws(
     for count in [*counts, None]:
         folder = output / f"vectors-{'all' if count is None else count}" / name
         for draw, rows in enumerate(draws_of(labels_n, count), 1):
+            is_balanced = options.class_weights == "balanced"
             fitted = cast(Any, task.frozen).fit(
-                train_vectors[rows], labels_n[rows], task.labels, task.balanced
+                train_vectors[rows], labels_n[rows], task.labels, is_balanced
             )
             logits = list(map(fitted.logits, set_vectors))
             with contextlib.redirect_stdout(io.StringIO()):  # the mistakes of each draw
@@ -205,16 +206,15 @@ def fit_draws(
 
 
 def embed(
-    run: Arguments, task: "ClassificationTask", name: str
+    run: Arguments, options: ClassificationOptions, name: str
 ) -> "tuple[ClassificationTask, Tokenizer, TextDataset, list[PredictionSet], list[np.ndarray]]":
     """The task with a frozen encoder, its tokenizer, training rows and sets to score, and the
     vectors of the rows and of each set.
     """
     from bert_recipe.checkpoint.model_choice import choose_model
     from bert_recipe.checkpoint.model_folder import ModelFolder
-    from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
     from bert_recipe.config.arguments import make_run_config
-    from bert_recipe.tasks.classification.frozen import FrozenEncoder
+    from bert_recipe.tasks.classification.task import ClassificationTask
     from bert_recipe.training.evaluation import predict
     from bert_recipe.training.prediction import load_fine_tuned
     from bert_recipe.training.setup import start_runtime
@@ -222,8 +222,9 @@ def embed(
     config = make_run_config(run)
     source = ModelFolder.find(cast(Path, run.from_pretrained_params))
     choice = choose_model(config.model, source)
-    task = replace(task, frozen=FrozenEncoder(EmbeddingSettings())).for_start(source.path)
-    task, dataset = task.training_set(choice.tokenizer)
+    task, dataset = ClassificationTask.learning(
+        options, choice.tokenizer, source.path, options.split()
+    )
     sets = task.prediction_sets(choice.tokenizer)
     with start_runtime(config, f"vectors {name}") as runtime:
         parallel = load_fine_tuned(task.head, task.configure(choice.config), source, runtime)

@@ -153,9 +153,9 @@ def choose_metric(words: Sequence[str], program: str) -> str:
     Raises UserError if the task of the command `words` does not have it.
     """
     parts = parts_of(program)
-    task = parts.make_task(parts.parse_arguments(list(words)))
-    task.check_metric()
-    return task.metric
+    options = parts.task_options(parts.parse_arguments(list(words)))
+    options.check_metric(options.score_names)
+    return options.metric_for_best_model or options.score_names[0]
 
 
 def read_scores(folder: Path, files: Sequence[Path], metric: str) -> list[float]:

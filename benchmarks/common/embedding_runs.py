@@ -24,6 +24,7 @@ from benchmarks.common.transformers_training import (
 from bert_recipe.config import ScheduleConfig
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.training.evaluation import predict
 from bert_recipe.training.plan import open_runs
@@ -60,7 +61,7 @@ class ProjectEmbeddings:
             config = make_run_config(parsed)
             with start_runtime(config, "embeddings") as runtime:
                 started = time.process_time()
-                [run] = open_runs(config, run_embeddings.make_task(parsed), runtime).values()
+                [run] = open_runs(config, run_embeddings.task_options(parsed), runtime).values()
                 (dev,) = run.data.sets
                 texts = 2 * len(run.data.dataset) + len(dev.dataset)
                 tokenization = 2 * (time.process_time() - started) / texts  # of a pair
@@ -146,7 +147,9 @@ class SentenceTransformersRun:
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):
             vectors = self.model.encode(self.dev.texts, batch_size=PREDICTED_AT_ONCE)
-        scores = EmbeddingTask(score=self.score).finish(self.dev, vectors, None)
+        columns = None if self.score is None else [self.score]
+        options = EmbeddingTaskOptions(label_column=columns)
+        scores = EmbeddingTask(options).finish(self.dev, vectors, None)
         return scores | {PAIRS_RATE: rate, "peer": self.settings()}
 
 

@@ -1,21 +1,25 @@
-"""What the fine-tuning programs that read the user's own files share: flags, their checks, and the
-options that tasks have in common. Does not import torch, so that parsing is fast.
+"""What the fine-tuning programs that read the user's own files share: flags and their checks. Does
+not import torch, so that parsing is fast.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from bert_recipe.config import LearningOptions
 from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     bounded_float,
     bounded_int,
-    from_flags,
     option,
     optional_path,
+    value_of,
 )
+
+if TYPE_CHECKING:
+    from bert_recipe.tasks.splits import Split
 
 MAX_SEQ_LENGTH = 128  # by default
 DEFAULTS = {"max_seq_length": MAX_SEQ_LENGTH}
@@ -64,6 +68,7 @@ class SplitOptions:
         (*PUBLISHED_TASK, "--eval-file", "--num-folds"),
         result=True,
     )
+    seed: int = value_of("--seed", 42)
     num_folds: int | None = option(
         "--num-folds",
         bounded_int(2, 2**31 - 1),
@@ -85,6 +90,14 @@ class SplitOptions:
         PUBLISHED_TASK,
         result=True,
     )
+
+    def split(self, fold: int = 0) -> Split | None:
+        """What is held out of the training file, or None."""
+        from bert_recipe.tasks.splits import Split
+
+        if not (self.eval_fraction or self.num_folds):
+            return None
+        return Split(self.eval_fraction, self.num_folds, self.seed, fold, self.group_column)
 
 
 def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
@@ -114,15 +127,3 @@ def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
     if repeated:
         complaints.append(f"column {repeated[0]!r} is given twice: give each column once")
     parser.refuse(complaints)
-
-
-def learning_options(args: Arguments) -> dict[str, Any]:
-    """The options of tasks that can hold out a part of the training file."""
-    from bert_recipe.tasks.splits import Split
-
-    options = vars(from_flags(LearningOptions, args))
-    if args.eval_fraction or args.num_folds:
-        options["split"] = Split(
-            args.eval_fraction, args.num_folds, args.seed, group_column=args.group_column
-        )
-    return options

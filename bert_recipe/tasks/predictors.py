@@ -22,16 +22,18 @@ from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
+from bert_recipe.tasks.classification.labels import check_pairs
 from bert_recipe.tasks.classification.scores import prediction_columns
-from bert_recipe.tasks.classification.task import check_pairs
+from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.retrieval import normalized
-from bert_recipe.tasks.embeddings.task import EmbeddingTask
+from bert_recipe.tasks.fine_tuning import FineTuningOptions
 from bert_recipe.tasks.ner.files import Sentence
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.ner.token_labels import TaggedDataset
 from bert_recipe.tasks.squad.files import Question, Squad, SquadOptions
-from bert_recipe.tasks.squad.task import SquadDataset, SquadTask, decode
-from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.squad.task import SquadDataset, decode
 from bert_recipe.tasks.text_sequences import SequenceDataset, TextDataset, encode
 from bert_recipe.tokenization.files import MASK
 from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -72,7 +74,7 @@ class Predictor(ABC):
 
     head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
-    max_length = FineTuningTask.fine_tuned_length
+    max_length = FineTuningOptions.fine_tuned_length
 
     @classmethod
     def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
@@ -117,7 +119,7 @@ class AnswerPredictor(Predictor):
         "version_2_with_negative",
         "n_best_size",
     )
-    max_length = SquadTask.fine_tuned_length
+    max_length = SquadTaskOptions.fine_tuned_length
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
@@ -240,8 +242,9 @@ class TagPredictor(Predictor):
     flags = ("text", "text_column")
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        task = TokenClassificationTask(self.options.max_seq_length).for_model(
-            self.config, self.folder
+        length = self.options.max_seq_length
+        task = TokenClassificationTask.fine_tuned(
+            TokenClassificationOptions(), length, self.config, self.folder
         )
         sentences = [Sentence(text=row["text"]) for row in rows]
         return partial(self.entities, task, task.dataset(sentences, self.tokenizer))
@@ -363,7 +366,7 @@ class EmbeddingPredictor(ClassPredictor):
 
     head = "sentence_embedding"
     flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name")
-    max_length = EmbeddingTask.fine_tuned_length
+    max_length = EmbeddingTaskOptions.fine_tuned_length
 
     @classmethod
     def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:

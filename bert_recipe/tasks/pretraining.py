@@ -35,12 +35,94 @@ from bert_recipe.model.encoders.heads import MaskedLanguageModel, NextSentenceMo
 from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Number, SeparableTask, TaskData
+from bert_recipe.tasks.task import Number, SeparableTask, TaskData, TaskOptions
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.utils.command_line import value_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, json_digest, read_json
 from bert_recipe.utils.progress import print_line
+
+
+@dataclass(frozen=True)
+class PretrainingOptions(PretrainingConfig, TaskOptions):
+    """What the flags say of pre-training."""
+
+    max_seq_length: int = value_of("--max-seq-length", LoaderConfig.max_seq_length)
+
+    head = "pretraining"
+
+    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
+        if config.from_phase1_final_params is not None:
+            check_phase1(weights)
+            if config.lr_rewarmup:
+                verify_checkpoint(weights.path)
+
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: StreamDataset | None = None
+    ) -> LoaderConfig:
+        """A sample is a sequence, so only the number of masked tokens is filled in."""
+        if dataset is not None:
+            max_masked = dataset.max_labelled_per_sample
+        elif loader.max_masked:
+            max_masked = loader.max_masked
+        else:
+            rate = loader.masked_lm_prob or DEFAULT_RATE
+            max_masked = max_masked_at(rate, loader.max_seq_length)
+        return dataclasses.replace(loader, max_masked=max_masked)
+
+    def open(
+        self,
+        choice: ModelChoice,
+        folder: ModelFolder | None,
+        config: RunConfig,
+        runtime: Runtime,
+        fold: int = 0,
+    ) -> TaskData:
+        distributed = runtime.distributed
+        source = choice.tokenizer, choice.config, config.loader
+        if self.input_dir is None:
+            raise UserError("there are no shards to train on: give --input-dir")
+        dataset = open_dataset(self.input_dir, *source)
+        held_out = None
+        if self.eval_dir is not None:
+            held_out = open_dataset(self.eval_dir, *source, is_held_out=True)
+            available = len(held_out)
+            evaluated = min(available, self.max_eval_samples or available)
+            if evaluated < distributed.world_size:
+                raise UserError(
+                    f"{self.eval_dir} has fewer samples than there are processes: make a larger "
+                    f"held-out set, or raise --max-eval-samples"
+                )
+            if evaluated < available and distributed.is_main:
+                print_line(f"evaluations: {evaluated:,} of the {available:,} held-out samples")
+        datasets = [dataset] if held_out is None else [dataset, held_out]
+        distributed.on_main(lambda: dataset.check_shards(held_out))
+        if self.verify_data:
+            verify_checksums(datasets, distributed, "--verify-data")
+        data_files = distributed.on_main(lambda: files_digest(datasets))
+        check_casing(datasets, folder)
+        model = MODELS[type(choice.config)]["pretraining"]
+        next_sentence = dataset.has_next_sentence and issubclass(model, NextSentenceModel)
+        task = PretrainingTask(next_sentence, self.max_seq_length, self, choice.config.vocab_size)
+        development = None
+        if config.trainer.eval_steps and held_out is not None:
+            digest = distributed.on_main(held_out.digest)
+            # None: where runs of 1.0.0 had the rate of masks, if a flag gave one.
+            what_is_evaluated: list[str | int | None] = [digest, None]
+            if self.max_eval_samples is not None:
+                what_is_evaluated.append(self.max_eval_samples)
+            development = DevelopmentData(json_digest(what_is_evaluated)[:16])
+        return TaskData(
+            task,
+            with_casing(choice, dataset),
+            dataset,
+            held_out,
+            self.max_eval_samples,
+            development=development,
+            data_files=data_files,
+            text_passes=dataset.attributes.get("dupe_factor", 1),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,13 +130,13 @@ class PretrainingTask(SeparableTask):
     """Both losses and their metrics.
 
     next_sentence: the data has sentence pairs, and the model the head for them.
-    options: the flags.
-    vocab_size: the model's, once the data is open.
+    options: what the flags say.
+    vocab_size: the model's.
     """
 
     next_sentence: bool = True
     max_seq_length: int = LoaderConfig.max_seq_length
-    options: PretrainingConfig = field(default_factory=PretrainingConfig)
+    options: PretrainingOptions = field(default_factory=PretrainingOptions)
     vocab_size: int | None = None
 
     metric = "loss"
@@ -86,63 +168,6 @@ class PretrainingTask(SeparableTask):
         advice = "phase 2 starts from random weights: give --from-phase1-final-params"
         return advice if self.options.phase2 else None
 
-    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
-        if config.from_phase1_final_params is not None:
-            check_phase1(weights)
-            if config.lr_rewarmup:
-                verify_checkpoint(weights.path)
-
-    def open(
-        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
-    ) -> TaskData:
-        options, distributed = self.options, runtime.distributed
-        source = choice.tokenizer, choice.config, config.loader
-        if options.input_dir is None:
-            raise UserError("there are no shards to train on: give --input-dir")
-        dataset = open_dataset(options.input_dir, *source)
-        held_out = None
-        if options.eval_dir is not None:
-            held_out = open_dataset(options.eval_dir, *source, is_held_out=True)
-            available = len(held_out)
-            evaluated = min(available, options.max_eval_samples or available)
-            if evaluated < distributed.world_size:
-                raise UserError(
-                    f"{options.eval_dir} has fewer samples than there are processes: make a larger "
-                    f"held-out set, or raise --max-eval-samples"
-                )
-            if evaluated < available and distributed.is_main:
-                print_line(f"evaluations: {evaluated:,} of the {available:,} held-out samples")
-        datasets = [dataset] if held_out is None else [dataset, held_out]
-        distributed.on_main(lambda: dataset.check_shards(held_out))
-        if options.verify_data:
-            verify_checksums(datasets, distributed, "--verify-data")
-        data_files = distributed.on_main(lambda: files_digest(datasets))
-        check_casing(datasets, folder)
-        model = MODELS[type(choice.config)]["pretraining"]
-        task = dataclasses.replace(
-            self,
-            next_sentence=dataset.has_next_sentence and issubclass(model, NextSentenceModel),
-            vocab_size=choice.config.vocab_size,
-        )
-        development = None
-        if config.trainer.eval_steps and held_out is not None:
-            digest = distributed.on_main(held_out.digest)
-            # None: where runs of 1.0.0 had the rate of masks, if a flag gave one.
-            what_is_evaluated: list[str | int | None] = [digest, None]
-            if options.max_eval_samples is not None:
-                what_is_evaluated.append(options.max_eval_samples)
-            development = DevelopmentData(json_digest(what_is_evaluated)[:16])
-        return TaskData(
-            task,
-            with_casing(choice, dataset),
-            dataset,
-            held_out,
-            options.max_eval_samples,
-            development=development,
-            data_files=data_files,
-            text_passes=dataset.attributes.get("dupe_factor", 1),
-        )
-
     def recheck(self, data: TaskData, runtime: Runtime) -> None:
         if not self.options.verify_data:  # then they are checked already
             opened = (data.dataset, data.held_out)
@@ -156,15 +181,7 @@ class PretrainingTask(SeparableTask):
     def in_sequences(
         self, loader: LoaderConfig, dataset: StreamDataset | None = None
     ) -> LoaderConfig:
-        """A sample is a sequence, so only the number of masked tokens is filled in."""
-        if dataset is not None:
-            max_masked = dataset.max_labelled_per_sample
-        elif loader.max_masked:
-            max_masked = loader.max_masked
-        else:
-            rate = loader.masked_lm_prob or DEFAULT_RATE
-            max_masked = max_masked_at(rate, loader.max_seq_length)
-        return dataclasses.replace(loader, max_masked=max_masked)
+        return self.options.in_sequences(loader, dataset)
 
     def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
         ids_T = stream["input_ids"].copy()

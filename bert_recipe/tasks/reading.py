@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.utils.bad_rows import BadRows
-from bert_recipe.utils.command_line import option
+from bert_recipe.utils.command_line import option, value_of
 from bert_recipe.utils.text_files import TableFormat, TextFile
 
 
@@ -40,7 +40,7 @@ class SkipOptions:
         needs=("--do-train or --do-eval",),
         result=True,
     )
-    output_dir: Path = Path()
+    output_dir: Path = value_of("--output-dir", Path())
 
     def bad_rows(self, path: str | Path, is_predicted: bool = False) -> BadRows:
         """The bad rows of `path`. is_predicted: all rows need a prediction."""
@@ -75,7 +75,7 @@ class ReadingOptions(SkipOptions):
     def table_format(self) -> TableFormat:
         return TableFormat(self.delimiter, self.encoding, self.decimal)
 
-    def open(self, path: Path, bad: BadRows) -> TextFile:
+    def open_table(self, path: Path, bad: BadRows) -> TextFile:
         return TextFile(path, bad.add, self.table_format)
 
 

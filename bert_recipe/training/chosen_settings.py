@@ -15,7 +15,8 @@ from bert_recipe.config.arguments import divided_batch
 from bert_recipe.config.fine_tuning_defaults import BY_RULE, LARGEST_BATCH, fine_tuning_defaults
 from bert_recipe.optimization.lr_scheduler import exact_product
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import FineTuningTask, TaskData
+from bert_recipe.tasks.fine_tuning import FineTuningTask
+from bert_recipe.tasks.task import TaskData
 from bert_recipe.training.run import TrainingValues
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
@@ -112,9 +113,9 @@ def choose_settings(
     if "warmup_proportion" in chosen:
         warmup = recorded.get(WARMUP, rule.warmup_proportion)
     if "global_batch_size" in chosen:
-        least = max(rule.batch_size, runtime.distributed.world_size, task.min_batch)
+        least = max(rule.batch_size, runtime.distributed.world_size, task.options.min_batch)
         loader = loader_of(settings, recorded.get(GLOBAL_BATCH, least))
-        task.check_batch(loader.global_batch_size, runtime.distributed.world_size)
+        task.options.check_batch(loader.global_batch_size, runtime.distributed.world_size)
     limits_epochs = True
     if "epochs" in chosen:
         epochs = rule.epochs

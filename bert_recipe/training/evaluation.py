@@ -27,7 +27,8 @@ from bert_recipe.metrics.sinks import Reporter
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import FineTuningTask, SeparableTask, TaskData
+from bert_recipe.tasks.fine_tuning import FineTuningTask
+from bert_recipe.tasks.task import SeparableTask, TaskData
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.utils.collectives import all_reduce
 from bert_recipe.utils.errors import UserError

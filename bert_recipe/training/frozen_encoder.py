@@ -100,7 +100,8 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     vectors, _ = predict(parallel, dataset, "sequence", batch_size, runtime)
     embedded = time.perf_counter()
     labels = dataset.labels["labels"]
-    frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels, task.labels, task.balanced)
+    is_balanced = task.options.class_weights == "balanced"
+    frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels, task.labels, is_balanced)
     seconds = {"vector_seconds": embedded - started, "fit_seconds": time.perf_counter() - embedded}
     text = (
         f"logistic regression on the vectors of {len(labels):,} texts: "

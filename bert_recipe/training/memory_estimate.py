@@ -29,7 +29,7 @@ from bert_recipe.model.loss import FLOAT32_ROWS
 from bert_recipe.optimization.precision import DTYPES, Precision
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.parallelize import check_parallel
-from bert_recipe.tasks.task import Task
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.training.optimizer_memory import update_elements
 from bert_recipe.utils.errors import reports_errors
 from bert_recipe.utils.progress import print_line
@@ -137,7 +137,7 @@ def estimate_memory(
 
     model: the trained one, which may be on the meta device.
     settings: of the run.
-    task_memory: see Task.resident_memory.
+    task_memory: see TaskOptions.resident_memory.
     """
     resident, host = resident_memory(model, settings)
     resident += Counter(task_memory)
@@ -329,12 +329,12 @@ class UpdateMemory:
         return Counter({"gradients": new + self.earlier_gradients()})
 
 
-def print_estimate(config: RunConfig, task: Task, architecture: ModelConfig) -> None:
+def print_estimate(config: RunConfig, options: TaskOptions, architecture: ModelConfig) -> None:
     """Prints --estimate-memory's table on the first process."""
-    settings = MemorySettings(config, task.in_sequences(config.loader))
+    settings = MemorySettings(config, options.in_sequences(config.loader))
     with torch.device("meta"):
-        model = make_model(task.head, architecture)
-    estimate = estimate_memory(model, settings, task.resident_memory())
+        model = make_model(options.head, architecture)
+    estimate = estimate_memory(model, settings, options.resident_memory())
     precision = settings.precision
     dtype = str(precision.dtype).removeprefix("torch.")
     if precision.autocast:

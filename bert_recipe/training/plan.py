@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bert_recipe.checkpoint.folder import EVALUATIONS_FILE
 from bert_recipe.checkpoint.identity import identity_of
@@ -20,58 +20,59 @@ from bert_recipe.config.arguments import divided_batch
 from bert_recipe.data_loading.packing import stream_sizes
 from bert_recipe.parallel.compilation import choose_what_to_compile
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Task, TaskData
+from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
 from bert_recipe.training.run import Run, TrainingValues
 from bert_recipe.training.setup import SCORES_FILE, strategy_for
 from bert_recipe.utils.json_files import JsonObject
 
 
-def open_runs(settings: RunConfig, task: Task, runtime: Runtime) -> dict[str, Run]:
+def open_runs(settings: RunConfig, options: TaskOptions, runtime: Runtime) -> dict[str, Run]:
     """The runs of a command by their subfolder: those of seeds or folds; "" if it is alone. The
     data that seeds share is opened once.
     """
-    members = members_of(settings, task)
-    starts = find_starts(settings.start, list(members), task, runtime, settings.trainer.benchmark)
+    members = members_of(settings, options)
+    starts = find_starts(
+        settings.start, list(members), options, runtime, settings.trainer.benchmark
+    )
     folder = next(iter(starts.values())).folder
     choice = choose_model(settings.model, folder)
     runs = {}
     opened = chosen = None
-    for name, (own_task, own_arguments) in members.items():
-        if own_task is not opened:
-            data = own_task.open(choice, folder, settings, runtime)
-            opened = own_task
+    for name, (fold, arguments) in members.items():
+        if fold != opened:
+            data = options.open(choice, folder, settings, runtime, fold)
+            opened = fold
         if chosen is None:
             chosen = choose_settings(settings, data, starts, runtime)
         values = chosen.values(settings, len(data.dataset))
-        runs[name] = make_run(settings, name, own_arguments, starts[name], data, values, runtime)
+        runs[name] = make_run(settings, name, arguments, starts[name], data, values, runtime)
     return runs
 
 
-def members_of(settings: RunConfig, task: Task) -> dict[str, tuple[Task, JsonObject]]:
-    """The task and the argument of each seed or fold, by its subfolder; without --num-seeds and
-    --num-folds the run itself, without a subfolder.
+def members_of(settings: RunConfig, options: TaskOptions) -> dict[str, tuple[int, JsonObject]]:
+    """The fold and the argument of each run, by its subfolder; without --num-seeds and --num-folds
+    one run, without a subfolder.
     """
-    split = task.split
-    if split is not None and split.num_folds is not None:
-        folds = {}
-        for fold in range(split.num_folds):
-            own_task = cast(Task, replace(cast(Any, task), split=replace(split, fold=fold)))
-            folds[f"fold-{fold + 1}"] = (own_task, {"fold": fold + 1})
-        return folds
+    if options.num_folds is not None:
+        return {f"fold-{fold + 1}": (fold, {"fold": fold + 1}) for fold in range(options.num_folds)}
     if settings.num_seeds == 1:
-        return {"": (task, {})}
+        return {"": (0, {})}
     seeds = range(settings.seed, settings.seed + settings.num_seeds)
-    return {f"seed-{seed}": (task, {"seed": seed}) for seed in seeds}
+    return {f"seed-{seed}": (0, {"seed": seed}) for seed in seeds}
 
 
 def find_starts(
-    config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime, benchmark: bool
+    config: StartConfig,
+    seed_names: list[str],
+    options: TaskOptions,
+    runtime: Runtime,
+    benchmark: bool,
 ) -> dict[str, Start]:
     """Where the run of each seed starts. Folders that seeds share are opened once."""
     starts: dict[tuple[Path | None, Path | None], Start] = {}
     folders: dict[Path, ModelFolder] = {}
-    check_weights = partial(task.check_start, config)
+    check_weights = partial(options.check_start, config)
     for name in seed_names:
         named = named_folders(config, name)
         if named not in starts:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,7 @@ from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import RunConfig
-from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.config import ModelConfig, check_length
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.parallelize import parallelize
@@ -35,8 +34,9 @@ from bert_recipe.tasks.baselines import (
     joined,
     percent,
 )
+from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask, warn_of_undefined
 from bert_recipe.tasks.mistakes import without_mistakes
-from bert_recipe.tasks.task import FineTuningTask, PredictionSet, warn_of_undefined
+from bert_recipe.tasks.task import PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
 from bert_recipe.training.setup import DIGITS, SCORES_FILE, check_memory, open_report
@@ -46,19 +46,19 @@ from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line
 
 
-def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
+def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime) -> int:
     """Predicts with the fine-tuned model that the flags name."""
     on_main = runtime.distributed.on_main
     start = find_start(config.start, on_main, with_state=False)
     folder = cast(ModelFolder, start.folder)  # the flags name one
     choice = choose_model(config.model, folder)
     check_same_kind(folder, choice)
-    check_head(folder, MODELS[type(choice.config)][task.head].__name__)
+    check_head(folder, MODELS[type(choice.config)][options.head].__name__)
+    length = options.max_seq_length
     if not config.arguments.given("max_seq_length"):  # as in training
-        length = task.fine_tuned_length(choice.config, folder)
-        task = replace(cast(Any, task), max_seq_length=length)
-    task.check_length(choice.config)
-    task = task.for_model(folder.config, folder.path)
+        length = options.fine_tuned_length(choice.config, folder)
+    check_length("--max-seq-length", length, choice.config)
+    task = options.task_class.fine_tuned(options, length, folder.config, folder.path)
     sets = task.prediction_sets(choice.tokenizer)
     warn_of_undefined(sets, task.metric, False, runtime)
     results = config.trainer.checkpoint_folder / choice.name / task.name

@@ -31,7 +31,8 @@ from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import BASELINES, comparison_line, percent
-from bert_recipe.tasks.task import FineTuningTask, Task
+from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask
+from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
@@ -63,24 +64,28 @@ class SeedRun(Protocol):
 MOST_PASSES = 10  # over the texts that a model is continued on, before a warning
 
 
-def run_task(config: RunConfig, task: Task, title: str, train_run: SeedRun | None = None) -> int:
+def run_task(
+    config: RunConfig, options: TaskOptions, title: str, train_run: SeedRun | None = None
+) -> int:
     """Trains, scores and predicts, or estimates memory, as the flags request; returns the exit
     code. train_run: what training is, by default updates of all weights.
     """
     if config.estimate_memory is not None:
-        print_estimate(config, task, choose_model_of(config).config)
+        print_estimate(config, options, choose_model_of(config).config)
         return 0
     with start_runtime(config, title, startup_messages(config.arguments)) as runtime:
         if config.fine_tuning.do_train:
-            return train_and_predict(config, task, runtime, train_run or run_seed)
-        return predict_only(config, cast(FineTuningTask, task), runtime)
+            return train_and_predict(config, options, runtime, train_run or run_seed)
+        return predict_only(config, cast(FineTuningOptions, options), runtime)
 
 
-def train_and_predict(config: RunConfig, task: Task, runtime: Runtime, train_run: SeedRun) -> int:
+def train_and_predict(
+    config: RunConfig, options: TaskOptions, runtime: Runtime, train_run: SeedRun
+) -> int:
     """Trains, scores and predicts in one run, or in one for each seed or fold, whose scores are
     then reported together; returns the exit code.
     """
-    runs = open_runs(config, task, runtime)
+    runs = open_runs(config, options, runtime)
     data = next(iter(runs.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
     open_report(config, folder, runtime)

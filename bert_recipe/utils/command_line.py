@@ -193,28 +193,40 @@ def option(
     )
 
 
+def value_of(flag: str, default: Any) -> Any:
+    """A field of a dataclass with the value of a flag that another dataclass declares; `default`
+    where there is no command line.
+    """
+    return field(default=default, metadata={"argument": argument_name(flag)})
+
+
 def flags_of(*configs: "type[DataclassInstance]") -> list[Flag]:
     """The flags of the fields of dataclasses, without those of dataclasses in them."""
     return [
-        field.metadata["flag"] for config in configs for field in fields(config) if field.metadata
+        field.metadata["flag"]
+        for config in configs
+        for field in fields(config)
+        if "flag" in field.metadata
     ]
 
 
 def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
-    """Makes `config` from `values`, from the flags of its fields, and from arguments named as its
-    fields. Fields that are such dataclasses themselves are made in the same way.
+    """Makes `config` from the flags of its fields (see `option` and `value_of`) and from `values`.
+    Fields that are such dataclasses themselves are made in the same way.
 
-    values: by the name of the argument, or of a field that has none.
+    values: instead of those of the flags, by argument; and those of fields without a flag.
     """
     chosen = {}
     for member in fields(config):
-        name = member.metadata["flag"].name if member.metadata else member.name
+        flag = member.metadata.get("flag")
+        argument = member.metadata.get("argument") if flag is None else flag.name
+        name = argument or member.name
         if name in values:
             chosen[member.name] = values[name]
         elif isinstance(member.type, type) and is_dataclass(member.type):
             chosen[member.name] = from_flags(member.type, args, **values)
-        elif name in args:
-            chosen[member.name] = vars(args)[name]
+        elif argument is not None and argument in args:
+            chosen[member.name] = vars(args)[argument]
     return config(**chosen)
 
 

@@ -28,7 +28,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import ModelSelection, StartConfig
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.tasks.pretraining import PretrainingOptions
 from bert_recipe.training.plan import find_starts
 
 TINY_CONFIG = read_json(ROOT / "bert_configs" / "bert-tiny-uncased.json")
@@ -170,7 +170,9 @@ def test_seeds_share_the_folder_of_their_starting_weights(tmp_path):
         from_pretrained_params=source,
     )
     runtime = Runtime(torch.device("cpu"), Precision())
-    starts = find_starts(config, ["seed-1", "seed-2"], PretrainingTask(), runtime, benchmark=False)
+    starts = find_starts(
+        config, ["seed-1", "seed-2"], PretrainingOptions(), runtime, benchmark=False
+    )
     first, second = starts.values()
     assert first.named != second.named
     assert first.weights is second.weights is not None

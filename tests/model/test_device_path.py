@@ -24,6 +24,7 @@ from bert_recipe.optimization.protocol import apply_step
 from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.tasks.squad.options import SquadTaskOptions
 from bert_recipe.tasks.squad.task import SquadTask
 from bert_recipe.training import setup as run_setup
 from bert_recipe.training.evaluation import evaluate
@@ -101,7 +102,7 @@ PRECISIONS = {
 }
 MODELS = {
     "pre-training": (BertForPreTraining, PretrainingTask(True, 24), InMemoryDataset, TINY, "Lamb"),
-    "SQuAD": (BertForQuestionAnswering, SquadTask(24), Questions, TINY, "Lamb"),
+    "SQuAD": (BertForQuestionAnswering, SquadTask(SquadTaskOptions(), 24), Questions, TINY, "Lamb"),
     "ModernBERT with Muon": (
         ModernBertForMaskedLM,
         PretrainingTask(False, 24),

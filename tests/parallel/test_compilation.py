@@ -24,6 +24,7 @@ from bert_recipe.parallel.compilation import (
     keep_compiled_kernels,
     start_workers,
 )
+from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.training import plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -57,8 +58,7 @@ def test_fine_tuning_is_compiled_if_that_pays_for_its_time(monkeypatch, steps, e
     monkeypatch.setattr(compilation, "missing_for_compile", lambda _: [])
     flags = f"--task-name sst-2 --do-train --output-dir o --init-checkpoint m --max-steps {steps}"
     args = run_glue.parse_arguments([*flags.split(), "--data-dir", "d"])
-    task = run_glue.make_task(args)
-    pays_from = task.compiling_pays_from
+    pays_from = ClassificationTask.compiling_pays_from
     found, note = choose_what_to_compile(make_run_config(args), steps, GPU, pays_from)
     assert found == expected
     assert f"{steps:,} updates: compiling pays from 6,000 on, a bound by estimate" in note

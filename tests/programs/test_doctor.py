@@ -21,6 +21,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.start import Start
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.tokenization.tokenizer import load_tokenizer
@@ -181,7 +182,7 @@ def run(inputs: RunInputs, tmp_path_factory):
     """A run that pre-trains for 1,000 updates, 100 of them warmup."""
     output = tmp_path_factory.mktemp("run") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
-    task = run_pretraining.make_task(args)
+    task = run_pretraining.task_options(args)
     runtime = Runtime(torch.device("cpu"))
     [run] = open_runs(make_run_config(args), task, runtime).values()
     return run
@@ -282,8 +283,16 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
 @pytest.mark.parametrize(
     ("task", "loss", "is_right"),
     [
-        (TokenClassificationTask(32, labels=("O", "B-PER", "I-PER")), math.log(3), True),
-        (TokenClassificationTask(32, labels=("O", "B-PER", "I-PER")), math.log(3) + 2, False),
+        (
+            TokenClassificationTask(TokenClassificationOptions(), 32, ("O", "B-PER", "I-PER")),
+            math.log(3),
+            True,
+        ),
+        (
+            TokenClassificationTask(TokenClassificationOptions(), 32, ("O", "B-PER", "I-PER")),
+            math.log(3) + 2,
+            False,
+        ),
         (PretrainingTask(True, 32, vocab_size=1000), math.log(1000) - 3, True),
         (PretrainingTask(True, 32, vocab_size=1000), math.log(1000), False),
     ],

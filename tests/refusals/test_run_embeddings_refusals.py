@@ -64,7 +64,7 @@ FILES = [
             ),
             (
                 f"{TRAIN} --train-batch-size 1",
-                "the global batch is 1, and the task embedding compares texts",
+                "the global batch is 1, and the loss compares texts",
             ),
             (
                 f"{TRAIN} --negative-columns x",

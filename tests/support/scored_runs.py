@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 from conftest import VOCAB_FILE, write_json_lines
 
+from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tasks.mistakes import without_mistakes
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.squad.options import SquadTaskOptions
 from bert_recipe.tasks.squad.task import SquadTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.training.evaluation import only_numbers, with_nulls
@@ -42,7 +46,8 @@ def classes(
             for _ in range(NUM_ROWS)
         ]
         path.write_text("\n".join([header, *rows]) + "\n")
-    return ClassificationTask(spec=spec, eval_files=files), max(len(spec.labels), 1)
+    options = ClassificationOptions(task_name=name, data_dir=folder, do_eval=True)
+    return ClassificationTask(options, spec), max(len(spec.labels), 1)
 
 
 def custom(folder: Path, labels: list[str], classes: tuple[str, ...], **spec):
@@ -50,7 +55,8 @@ def custom(folder: Path, labels: list[str], classes: tuple[str, ...], **spec):
     rows = zip(texts(np.random.default_rng(1)), labels, strict=True)
     path.write_text("".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows))
     own = replace(custom_spec("text", None, "label", **spec), labels=classes)
-    return ClassificationTask(spec=own, eval_files={"": path}), max(len(classes), 1)
+    options = ClassificationOptions(eval_file=path, do_eval=True)
+    return ClassificationTask(options, own), max(len(classes), 1)
 
 
 def custom_classes(folder: Path):
@@ -80,7 +86,9 @@ def tagged_words(folder: Path):
     ]
     path = folder / "eval.tsv"
     path.write_text("\n\n".join(blocks) + "\n")
-    return TokenClassificationTask(eval_file=path, labels=TAGS), len(TAGS)
+    return TokenClassificationTask(TokenClassificationOptions(eval_file=path), labels=TAGS), len(
+        TAGS
+    )
 
 
 def texts_with_entities(folder: Path):
@@ -91,7 +99,8 @@ def texts_with_entities(folder: Path):
     ]
     path = folder / "eval.jsonl"
     write_json_lines(path, rows)
-    return TokenClassificationTask(eval_file=path, labels=TAGS, label_all_tokens=True), len(TAGS)
+    options = TokenClassificationOptions(eval_file=path)
+    return TokenClassificationTask(options, labels=TAGS, label_all_tokens=True), len(TAGS)
 
 
 def squad(folder: Path):
@@ -104,7 +113,7 @@ def squad(folder: Path):
         paragraphs.append({"context": text, "qas": [question]})
     path = folder / "dev-v1.1.json"
     path.write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
-    return SquadTask(predict_file=path, scores=True), 2
+    return SquadTask(SquadTaskOptions(predict_file=path, do_eval=True)), 2
 
 
 def pairs(folder: Path, score: str | None = None):
@@ -112,7 +121,10 @@ def pairs(folder: Path, score: str | None = None):
     rows = zip(texts(random), texts(random), random.random(NUM_ROWS).tolist(), strict=True)
     path = folder / "eval.jsonl"
     path.write_text("".join(json.dumps({"q": q, "p": p, "s": s}) + "\n" for q, p, s in rows))
-    return EmbeddingTask(eval_file=path, columns=("q", "p"), score=score), 8
+    columns = {"text_column": "q", "pair_column": "p"}
+    if score is not None:
+        columns["label_column"] = [score]
+    return EmbeddingTask(EmbeddingTaskOptions(eval_file=path, **columns)), 8
 
 
 def similarity(folder: Path):

@@ -5,22 +5,25 @@ from pathlib import Path
 import pytest
 from conftest import VOCAB_FILE, write_json_lines
 
-from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.fine_tuning import warn_of_known_texts, warn_of_repeats
 from bert_recipe.tasks.ner.files import read_sentences
-from bert_recipe.tasks.task import warn_of_known_texts, warn_of_repeats
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 ONE, PAIR = ("text", None, "label"), ("text", "pair", "label")
-NUMBER, SEVERAL = {"regression": True}, {"multi_label": True}
+NUMBER, SEVERAL = {"regression": True}, {"task_name": "multi-label"}
 
 
 def train(path: Path, content: str, columns, **options) -> None:
     path.write_text(content, encoding="utf-8")
-    spec = custom_spec(*columns, **options)
-    ClassificationTask(spec, train_file=path).training_set(TOKENIZER)
+    text, pair, label = columns
+    flags = ClassificationOptions(
+        train_file=path, text_column=text, pair_column=pair, label_column=[label], **options
+    )
+    ClassificationTask.learning(flags, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,10 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
         ("d,x\ne,y\n", ""),
     ):
         dev.write_text("text,label\n" + rows)
-        spec = custom_spec(*ONE)
-        task = ClassificationTask(spec, train_file=train, eval_files={"": dev})
-        task, dataset = task.training_set(TOKENIZER)
+        columns = {"text_column": "text", "label_column": ["label"]}
+        files = {"train_file": train, "eval_file": dev, "do_eval": True}
+        options = ClassificationOptions(**columns, **files)
+        task, dataset = ClassificationTask.learning(options, TOKENIZER)
         scored_sets = task.prediction_sets(TOKENIZER)
         capsys.readouterr()
         warn_of_known_texts(dataset, scored_sets)

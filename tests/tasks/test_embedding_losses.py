@@ -6,6 +6,7 @@ import torch
 from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.embeddings.files import TextTuples
+from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.retrieval import mean_scores, nearest, ranking_scores
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
@@ -55,7 +56,7 @@ def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives(texts):
         return np.log(total) - cosine(positive, vectors[i, 0, :dim]) / 0.05
 
     for symmetric, dims in ((False, ()), (True, ()), (True, (4, 8))):
-        task = EmbeddingTask(symmetric_loss=symmetric, matryoshka_dims=dims)
+        task = EmbeddingTask(EmbeddingTaskOptions(symmetric_loss=symmetric, matryoshka_dims=dims))
         found = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6, 1))
         expected = [sum(forward(i, dim) for dim in dims or (8,)) for i in range(6)]
         if symmetric:
@@ -69,7 +70,8 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     vectors = np.random.default_rng(1).normal(size=(7, 2, 8))
     scores = np.array([0.1, 0.5, 0.5, 0.9, 0.0, 1.0, 0.3])
     cosines = [cosine(*pair) for pair in vectors]
-    task = EmbeddingTask(score="s", embedding_loss=name, temperature=0.1)
+    options = {"label_column": ["s"], "embedding_loss": name, "temperature": 0.1}
+    task = EmbeddingTask(EmbeddingTaskOptions(**options))
     texts_nk = torch.zeros(7, 2, dtype=torch.int64)
     found = task.losses(torch.from_numpy(vectors), texts_nk, torch.from_numpy(scores)[:, None])
     pairs = [(i, j) for i in range(7) for j in range(7) if scores[i] < scores[j]]
@@ -96,15 +98,16 @@ def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
         rows.append(texts | dict(zip(columns, values, strict=True)))
     path = tmp_path / "train.jsonl"
     write_json_lines(path, rows)
-    task = EmbeddingTask(
+    options = EmbeddingTaskOptions(
         embedding_loss="margin-mse",
         temperature=0.1,
-        columns=("q", "p"),
-        negative_columns=negatives,
-        teacher=tuple(columns),
+        text_column="q",
+        pair_column="p",
+        negative_columns=[*negatives],
+        label_column=columns,
         train_file=path,
     )
-    _, dataset = task.training_set(BertTokenizer(VOCAB_FILE))
+    task, dataset = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE))
     stream = dataset.stream(np.array([3, 0, 4, 2, 1]))
     read_nk = torch.from_numpy(stream["scores"].reshape(5, -1).astype(np.float64))
     order = torch.tensor([3, 0, 4, 2, 1])
@@ -137,7 +140,7 @@ def test_retrieval_scores_are_those_worked_out_by_hand():
 def test_a_text_is_not_to_find_itself():
     """Neighbouring lines: each but the first and the last is an anchor and a positive."""
     vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.6, 0.4], [0.0, 1.0]])
-    scores = EmbeddingTask().finish(
+    scores = EmbeddingTask(EmbeddingTaskOptions()).finish(
         TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None, list("abcd")), vectors, None
     )
     assert (scores["recall@1"], scores["recall@10"]) == (pytest.approx(2 / 3), 1.0)

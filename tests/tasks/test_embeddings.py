@@ -37,6 +37,7 @@ from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.token_stream import BatchCounts
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.distributed import DistributedContext
@@ -174,15 +175,15 @@ def loss_and_gradients(
     """Of a global batch of 16 triplets, in float64: the loss, and of each parameter the gradient
     times random numbers.
     """
-    options = {
-        "columns": ("q", "p"),
-        "negative_columns": ("n",),
-        "symmetric_loss": True,
-        "train_file": files / "chain.jsonl",
-    }
-    task, dataset = EmbeddingTask(max_seq_length=16, **options).training_set(
-        BertTokenizer(VOCAB_FILE)
+    options = EmbeddingTaskOptions(
+        max_seq_length=16,
+        text_column="q",
+        pair_column="p",
+        negative_columns=["n"],
+        symmetric_loss=True,
+        train_file=files / "chain.jsonl",
     )
+    task, dataset = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE))
     torch.manual_seed(0)
     model = make_model("sentence_embedding", read_config(files / "config.json")).train().double()
     limits = replace(
@@ -406,31 +407,31 @@ def tuples_of(path: Path, rows: list[tuple], score: str | None, **prompts: str) 
     """A task on a file of `rows`: anchors, positives and, with `score`, their scores."""
     lines = [json.dumps(dict(zip("qps", row, strict=False))) for row in rows]
     path.write_text("\n".join(lines))
-    settings = EmbeddingSettings(prompts=prompts)
-    return EmbeddingTask(
-        columns=("q", "p"), score=score, train_file=path, eval_file=path, settings=settings
-    )
+    columns = {"text_column": "q", "pair_column": "p"}
+    if score is not None:
+        columns["label_column"] = [score]
+    options = EmbeddingTaskOptions(train_file=path, eval_file=path, **columns)
+    return EmbeddingTask(options, settings=EmbeddingSettings(prompts=prompts))
 
 
 def test_what_is_cut_is_said_as_a_share(tmp_path, capsys):
     path = tmp_path / "train.jsonl"
     rows = [("a", "b c d e f g h i j", 1.0), ("c", "d", 0.0)]
     says = "25.0% of the texts are longer than 8 tokens, and 25.0% of all tokens are cut off"
-    trained = replace(tuples_of(path, rows, "s"), max_seq_length=8)
-    scored = replace(trained, train_file=None)
-    for opens in (trained.training_set, scored.prediction_sets):
+    options = replace(tuples_of(path, rows, "s").options, max_seq_length=8)
+    scored = EmbeddingTask(replace(options, train_file=None), 8)
+    for opens in (partial(EmbeddingTask.learning, options), scored.prediction_sets):
         printed_once.clear()
         opens(BertTokenizer(VOCAB_FILE))
         assert f"note: {path}: {says}" in capsys.readouterr().out
-    replace(trained, max_seq_length=16).training_set(BertTokenizer(VOCAB_FILE))
+    EmbeddingTask.learning(replace(options, max_seq_length=16), BertTokenizer(VOCAB_FILE))
     assert "cut off" not in capsys.readouterr().out
 
 
 def test_scores_that_float32_does_not_tell_apart_have_an_order(tmp_path):
     rows = [("a", "b", 2**30), ("c", "d", 2**30 + 1)]
-    _, dataset = tuples_of(tmp_path / "train.jsonl", rows, "s").training_set(
-        BertTokenizer(VOCAB_FILE)
-    )
+    options = tuples_of(tmp_path / "train.jsonl", rows, "s").options
+    _, dataset = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE))
     assert dataset.stream(np.arange(2))["scores"].tolist() == [0, 0, 1, 1]
 
 
@@ -470,7 +471,8 @@ def test_a_line_is_not_to_find_itself_beside_a_prompt_either(tmp_path):
 
 
 def read_texts_of(task: EmbeddingTask) -> list[str]:
-    return read_tuples(task.eval_file, task.columns, None, task.settings).texts
+    options = task.options
+    return read_tuples(options.eval_file, options.columns, None, task.settings).texts
 
 
 def test_evaluations_begin_with_the_starting_weights(files, tmp_path, capsys):

@@ -5,6 +5,7 @@ their formulas.
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,9 +32,12 @@ from bert_recipe.model.encoders.bert import (
 )
 from bert_recipe.model.token_stream import BatchCounts, TokenStream
 from bert_recipe.tasks.classification.files import Examples
+from bert_recipe.tasks.classification.labels import find_labels
+from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.scores import score, write_predictions
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
-from bert_recipe.tasks.classification.task import ClassificationTask, find_labels
+from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.text_sequences import TextDataset, truncate_pair
 from bert_recipe.tokenization.tokenizer import BertTokenizer
@@ -45,6 +49,7 @@ TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)
 FORMAT = TableFormat()
 OWN = custom_spec("text", None, "label")
+OWN_FILE = ClassificationOptions(text_column="text", label_column=["label"], max_seq_length=16)
 PAIRS = [
     (
         "The first text of a pair is rather long, and longer than the second one.",
@@ -117,12 +122,13 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
         config = read_config(path)
         assert config.to_dict().get("problem_type") == labels.get("problem_type")
         with pytest.raises(UserError, match=f"a model of {kind} per text"):
-            ClassificationTask(TASKS["sts-b" if kind == "one label" else "sst-2"]).for_model(
-                config, tmp_path
-            )
+            options = ClassificationOptions(task_name="sts-b" if kind == "one label" else "sst-2")
+            ClassificationTask.fine_tuned(options, 128, config, tmp_path)
     config = dataclasses.replace(config, labels=("a", "b"))
     with pytest.raises(UserError, match="predicts a, b, and SST-2 has 0, 1"):
-        ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
+        ClassificationTask.fine_tuned(
+            ClassificationOptions(task_name="sst-2"), 128, config, tmp_path
+        )
 
 
 def test_samples_are_those_of_transformers_token_for_token(examples):
@@ -173,7 +179,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
     model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
     dataset = TextDataset(TOKENIZER, 64, examples.texts, examples.pairs, values)
     limits = MicroBatchLimits.for_batch(4, 64, 0, num_sizes)
-    task = ClassificationTask(custom_spec("text", None, "label", **options), 64)
+    task = ClassificationTask(OWN_FILE, custom_spec("text", None, "label", **options), 64)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     sums = task.sums(model, micro_batch)
     counts = BatchCounts(sequences=3, tokens=0, labelled_tokens=0)
@@ -206,10 +212,8 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     path.write_text(
         "text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate("aaabbc"))
     )
-    spec = custom_spec("text", None, "label", regression=False)
-    task, dataset = ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(
-        TOKENIZER
-    )
+    options = replace(OWN_FILE, train_file=path, class_weights="balanced")
+    task, dataset = ClassificationTask.learning(options, TOKENIZER)
     expected = compute_class_weight(
         "balanced", classes=np.arange(3), y=np.array([0, 0, 0, 1, 1, 2])
     )
@@ -233,17 +237,19 @@ def test_a_class_of_one_sample_does_not_outweigh_the_others(tmp_path):
     path = tmp_path / "train.csv"
     labels = ["a"] * 40 + ["b"] * 40 + ["c"]
     path.write_text("text,label\n" + "".join(f"{row},{each}\n" for row, each in enumerate(labels)))
-    task, _ = ClassificationTask(OWN, 16, train_file=path, balanced=True).training_set(TOKENIZER)
+    options = replace(OWN_FILE, train_file=path, class_weights="balanced")
+    task, _ = ClassificationTask.learning(options, TOKENIZER)
     assert task.class_weights == pytest.approx((81 / 120, 81 / 120, 10))
 
 
 def test_what_is_cut_is_said_as_a_share(tmp_path, capsys):
     path = tmp_path / "train.csv"
     path.write_text("text,label\na b c d,x\na b c d e f g h i j,y\na b,x\na,y\n")
-    ClassificationTask(OWN, 8, train_file=path).training_set(TOKENIZER)
+    options = replace(OWN_FILE, train_file=path)
+    ClassificationTask.learning(replace(options, max_seq_length=8), TOKENIZER)
     says = "25.0% of the texts are longer than 8 tokens, and 23.5% of all tokens are cut off"
     assert says in capsys.readouterr().out
-    ClassificationTask(OWN, 12, train_file=path).training_set(TOKENIZER)
+    ClassificationTask.learning(replace(options, max_seq_length=12), TOKENIZER)
     assert "cut off" not in capsys.readouterr().out
 
 
@@ -252,9 +258,9 @@ def test_balanced_weights_of_labels_are_those_of_scikit_learn_for_each_label(tmp
     cells = ["a", "a", "a|b", "b", "", "a|b"]
     rows = [f"text {row},{cell}\n" for row, cell in enumerate(cells)]
     path.write_text("text,label\n" + "".join(rows))
-    spec = custom_spec("text", None, "label", multi_label=True)
-    task = ClassificationTask(spec, 16, train_file=path, balanced=True)
-    task, dataset = task.training_set(TOKENIZER)
+    files = {"train_file": path, "class_weights": "balanced"}
+    options = replace(OWN_FILE, task_name="multi-label", **files)
+    task, dataset = ClassificationTask.learning(options, TOKENIZER)
     values = dataset.labels["labels"]
     logits = np.random.default_rng(0).normal(size=values.shape)
     total = 0.0
@@ -266,9 +272,9 @@ def test_balanced_weights_of_labels_are_those_of_scikit_learn_for_each_label(tmp
     sums = task.sums(*fixed_output(logits, values))
     assert sums["loss"].item() == pytest.approx(total, rel=1e-5)
     path.write_text("text,a,b\nx,1,1\ny,0,1\n")
-    spec = custom_spec("text", None, "a", multi_label=True, label_columns=("a", "b"))
+    options = replace(options, label_column=["a", "b"])
     with pytest.raises(UserError, match="has only samples of 'b': leave out --class-weights"):
-        ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(TOKENIZER)
+        ClassificationTask.learning(options, TOKENIZER)
 
 
 def fixed_output(logits: np.ndarray, labels: np.ndarray) -> tuple:
@@ -281,9 +287,14 @@ def fixed_output(logits: np.ndarray, labels: np.ndarray) -> tuple:
     return lambda _stream: output, batch | {"token_type_ids": batch["input_ids"]}
 
 
-@pytest.mark.parametrize("task", [ClassificationTask(OWN), TokenClassificationTask()])
+SMOOTHED = (
+    ClassificationTask(ClassificationOptions(label_smoothing=0.2), OWN),
+    TokenClassificationTask(TokenClassificationOptions(label_smoothing=0.2)),
+)
+
+
+@pytest.mark.parametrize("task", SMOOTHED)
 def test_smoothed_losses_are_those_of_trainer(task):
-    task = dataclasses.replace(task, label_smoothing=0.2)
     labels = np.array([2, 0, 1, 2, 1])
     logits = np.random.default_rng(0).normal(size=(5, 3))
     sums = task.sums(*fixed_output(logits, labels))
@@ -370,11 +381,14 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
 ):
     rows = [("1", "a", "b"), ("1", "c", "d"), ("0", "e", "f"), ("0", "g", "h")]
     lines = ["Quality\t#1 String\t#2 String", *("\t".join(row) for row in rows)]
-    (tmp_path / "dev.tsv").write_text("\n".join(lines))
-    files = {"": tmp_path / "dev.tsv"}
-    task = ClassificationTask(TASKS["mrpc"], eval_files=files, predict_files=files)
+    (tmp_path / "glue").mkdir()
+    (tmp_path / "glue" / "dev.tsv").write_text("\n".join(lines))
+    (tmp_path / "glue" / "test.tsv").write_text("\n".join(lines))
+    options = ClassificationOptions(
+        task_name="mrpc", data_dir=tmp_path / "glue", do_eval=True, do_predict=True
+    )
     config = dataclasses.replace(CONFIG, labels=tuple("01"[index] for index in order))
-    task = task.for_model(config, tmp_path)
+    task = ClassificationTask.fine_tuned(options, 128, config, tmp_path)
     assert task.labels == config.labels
     evaluation, prediction = task.prediction_sets(TOKENIZER)
     logits = logits_for(np.array([1, 1, 1, 0]))[:, order]  # as words: 1 1 1 0
@@ -403,16 +417,19 @@ def test_models_of_other_libraries_are_scored_by_the_names_that_they_have(
     tmp_path, task_name, stored, labels, order
 ):
     """order: the outputs of the model for the labels of the task."""
-    spec = OWN if task_name == "custom" else TASKS[task_name]
+    options = replace(OWN_FILE, do_eval=True, eval_file=tmp_path / "dev.tsv")
+    if task_name != "custom":
+        options = ClassificationOptions(task_name=task_name, data_dir=tmp_path, do_eval=True)
+    spec = options.spec
     names = (*spec.text_columns, spec.label)
     rows = [dict(zip(names, (*"ab"[: len(names) - 1], label), strict=True)) for label in labels]
-    path = tmp_path / "dev.tsv"
-    path.write_bytes(encode_table(path, rows))
-    task = ClassificationTask(spec, eval_files={"": path})
-    task = task.for_model(dataclasses.replace(CONFIG, labels=stored), tmp_path)
-    (evaluation,) = task.prediction_sets(TOKENIZER)
+    for path in options.eval_files.values():
+        path.write_bytes(encode_table(path, rows))
+    config = dataclasses.replace(CONFIG, labels=stored)
+    task = ClassificationTask.fine_tuned(options, 128, config, tmp_path)
+    evaluation = task.prediction_sets(TOKENIZER)[0]
     logits = np.eye(len(labels))  # row i is of label i, which is output i
-    assert numbers(evaluation.finish(logits, tmp_path))["accuracy"] == 1
+    assert next(iter(numbers(evaluation.finish(logits, tmp_path)).values())) == 1
     names = [task.spec.labels[place] for place in order]
     assert names == [str(label) for label in labels]
 
@@ -448,7 +465,8 @@ def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_p
 def test_the_terminal_shows_the_most_confident_mistakes(tmp_path, capsys):
     path = tmp_path / "dev.csv"
     path.write_text("text,label\n" + "".join(f"text {row},{row % 2}\n" for row in range(6)))
-    task = ClassificationTask(dataclasses.replace(OWN, labels=("0", "1")), eval_files={"": path})
+    options = replace(OWN_FILE, eval_file=path, do_eval=True)
+    task = ClassificationTask(options, replace(OWN, labels=("0", "1")))
     (evaluation,) = task.prediction_sets(TOKENIZER)
     logits = np.array([[9, 0], [1, 0], [0, 2], [3, 0], [4, 0], [4.5, 0]])  # rows 1, 2, 3, 5 wrong
     evaluation.finish(logits, tmp_path)

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.bert import BertForTokenClassification
 from bert_recipe.tasks.ner.files import read_sentences, sentence_of
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.scores import entity_scores
 from bert_recipe.tasks.ner.tags import entities
 from bert_recipe.tasks.ner.task import TokenClassificationTask
@@ -102,7 +104,7 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     torch.testing.assert_close(
         model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5
     )
-    task = TokenClassificationTask(32, labels=LABELS)
+    task = TokenClassificationTask(TokenClassificationOptions(), 32, LABELS)
     limits = MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
     batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches
@@ -121,7 +123,7 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
 def test_each_scored_word_is_written_and_sentences_with_mistakes_are_told(tmp_path):
     sentences = [(["Anna", "Smith", "left"], ["B-PER", "I-PER", "O"]), (["Oslo"], ["B-LOC"])]
     path = write_conll(tmp_path / "dev.conll", sentences)
-    task = TokenClassificationTask(32, labels=LABELS, eval_file=path)
+    task = TokenClassificationTask(TokenClassificationOptions(eval_file=path), 32, LABELS)
     (each,) = task.prediction_sets(TOKENIZER)
     logits = np.zeros((len(each.dataset.input_ids), len(LABELS)), np.float32)
     predicted = ["B-PER", "O", "O", "B-LOC"]
@@ -145,7 +147,8 @@ def test_a_word_with_a_tab_does_not_shift_the_columns_of_predictions(tmp_path):
     row = {"tokens": ["A\tB", "left"], "ner_tags": ["B-PER", "O"]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     files = {"eval_file": tmp_path / "a.jsonl", "predict_file": tmp_path / "a.jsonl"}
-    for each in TokenClassificationTask(32, labels=LABELS, **files).prediction_sets(TOKENIZER):
+    task = TokenClassificationTask(TokenClassificationOptions(**files), 32, LABELS)
+    for each in task.prediction_sets(TOKENIZER):
         each.finish(np.zeros((len(each.dataset.input_ids), len(LABELS)), np.float32), tmp_path)
     (predicted,) = read_json_lines(tmp_path / "predictions.jsonl")
     assert predicted["tokens"] == row["tokens"] and len(predicted["ner_tags"]) == 2
@@ -158,7 +161,8 @@ def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_
     (tmp_path / "train.conll").write_text("the DET\ncat NOUN\nsat VERB\n")
     (tmp_path / "dev.conll").write_text("a DET\ndog NOUN\nran VERB\nup ADV\n")
     files = {"train_file": tmp_path / "train.conll", "eval_file": tmp_path / "dev.conll"}
-    task, _ = TokenClassificationTask(32, **files).training_set(TOKENIZER)
+    options = TokenClassificationOptions(max_seq_length=32, **files)
+    task, _ = TokenClassificationTask.learning(options, TOKENIZER)
     assert (task.labels, task.metric) == (("DET", "NOUN", "VERB"), "accuracy")
     (each,) = task.prediction_sets(TOKENIZER)
     logits = np.zeros((len(each.dataset.input_ids), 3), np.float32)
@@ -171,8 +175,9 @@ def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_
     assert (
         tmp_path / "predictions.tsv"
     ).read_text() == "a\tDET\ndog\tNOUN\nran\tNOUN\nup\tVERB\n\n"
+    options = replace(options, metric_for_best_model="f1")
     with pytest.raises(UserError, match="--metric-for-best-model f1 is no score of this task"):
-        TokenClassificationTask(32, **files, metric_for_best_model="f1").training_set(TOKENIZER)
+        TokenClassificationTask.learning(options, TOKENIZER)
     text = task.dataset([sentence_of("Dogs ran!", "1")], TOKENIZER)
     logits = np.eye(3)[[0, 1, 2, 0, 0]]
     assert [
@@ -201,7 +206,8 @@ def test_all_tokens_of_a_word_are_labelled_if_a_bare_text_does_not_show_where_wo
     train = tmp_path / "a.txt"
     rows = [f"{word}\t{tag}\n" for word, tag in words]
     train.write_text("".join([*rows, f"\nin\t{last}\n"]))
-    task, dataset = TokenClassificationTask(32, train_file=train).training_set(TOKENIZER)
+    options = TokenClassificationOptions(max_seq_length=32, train_file=train)
+    task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
     tags = [task.labels[label] for label in dataset.labels["tags"] if label >= 0]
     assert tags == [*labelled, last]
 
@@ -215,7 +221,7 @@ def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_p
     assert len(set(dataset.first_tokens.tolist())) == len(words) - 1 == dataset.num_labelled.sum()
     logits = np.zeros((len(dataset.input_ids), len(LABELS)))
     logits[dataset.first_tokens[3], 1] = 1
-    task = TokenClassificationTask(labels=LABELS)
+    task = TokenClassificationTask(TokenClassificationOptions(), labels=LABELS)
     task.write(dataset, logits, tmp_path)
     lines = (tmp_path / "predictions.tsv").read_text().split("\n\n")[0].split("\n")
     assert len(lines) == len(words)
@@ -321,8 +327,8 @@ def test_the_flags_of_transformers_example_choose_columns(tmp_path):
     words = ["--do-train", "--do-predict", "--output-dir", str(tmp_path)]
     words += ["--train-file", f"{tmp_path}/train.json", "--test-file", f"{tmp_path}/new.json"]
     words += ["--text_column_name", "w", "--label_column_name", "t", "--bert-model", "custom"]
-    task = run_ner.make_task(run_ner.parse_arguments(words))
-    task, dataset = task.training_set(TOKENIZER)
+    options = run_ner.task_options(run_ner.parse_arguments(words))
+    task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
     assert (task.labels, dataset.sentences[0].words) == (("O", "B-PER"), ["Anna", "left"])
     (predicted,) = task.prediction_sets(TOKENIZER)
     assert predicted.dataset.sentences[0].words == ["a"]
@@ -340,14 +346,17 @@ def test_a_comment_is_not_predicted_as_words(tmp_path):
 
 
 def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
-    task = TokenClassificationTask(labels=("O", "B-PER"), eval_file=tmp_path / "a.conll")
-    task.eval_file.write_text("Anna B-PER\nin O\nRome B-LOC\n")
+    path = tmp_path / "a.conll"
+    task = TokenClassificationTask(
+        TokenClassificationOptions(eval_file=path), labels=("O", "B-PER")
+    )
+    path.write_text("Anna B-PER\nin O\nRome B-LOC\n")
     task.prediction_sets(TOKENIZER)
     assert (
         "has entities of LOC, and the model has learnt PER: they count as not found"
         in capsys.readouterr().out
     )
-    task.eval_file.write_text("Rome B-LOC\n")
+    path.write_text("Rome B-LOC\n")
     with pytest.raises(
         UserError, match="has entities of LOC, and the model has learnt PER: use a model"
     ):

@@ -6,6 +6,7 @@ import pytest
 from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.ner.files import SentenceColumns, read_sentences
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tokenization.tokenizer import BertTokenizer
@@ -153,8 +154,8 @@ def test_a_word_that_is_a_blank_has_no_token_and_no_label(tmp_path, name, conten
     (tmp_path / name).write_text(content)
     (sentence,) = read_sentences(tmp_path / name, True)
     assert sentence.words == ["김", " ", "박"] and sentence.tags == ["B-PER", "O", "B-PER"]
-    task = TokenClassificationTask(train_file=tmp_path / name)
-    _, dataset = task.training_set(TOKENIZER)
+    options = TokenClassificationOptions(train_file=tmp_path / name)
+    _, dataset = TokenClassificationTask.learning(options, TOKENIZER)
     assert dataset.bounds == [[(0, 1), (2, 3)]]
 
 
@@ -193,8 +194,8 @@ def test_what_one_file_does_not_show_is_read_as_in_the_files_beside_it(tmp_path)
     (tmp_path / "train.conllu").write_text("1\tAnna\tPER\n2\tging\tO\n3\theim\tO\n")
     (tmp_path / "dev.conllu").write_text("1\tAnna\tPER\n2\tEva\tLOC\n")
     files = {"train_file": tmp_path / "train.conllu", "eval_file": tmp_path / "dev.conllu"}
-    task = TokenClassificationTask(**files, columns=SentenceColumns(tags="3"))
-    task, dataset = task.training_set(TOKENIZER)
+    options = TokenClassificationOptions(**files, label_column="3")
+    task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
     assert task.labels == ("O", "B-PER") and dataset.sentences[0].words == ["Anna", "ging", "heim"]
     (development,) = task.prediction_sets(TOKENIZER)
     rows = [(list(each.words), each.tags) for each in development.dataset.sentences]
@@ -253,7 +254,8 @@ def test_classes_of_words_are_named(tmp_path, capsys):
     ):
         first, second = tags.split()
         (tmp_path / "a.tsv").write_text(f"Anna\t{first}\nleft\t{second}\n")
-        TokenClassificationTask(train_file=tmp_path / "a.tsv").training_set(TOKENIZER)
+        options = TokenClassificationOptions(train_file=tmp_path / "a.tsv")
+        TokenClassificationTask.learning(options, TOKENIZER)
         assert f"a.tsv: {says}\n" in capsys.readouterr().out
 
 

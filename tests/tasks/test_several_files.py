@@ -8,6 +8,7 @@ from conftest import VOCAB_FILE
 
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.ner.files import read_sentences
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tasks.squad.files import read_squad
@@ -41,8 +42,8 @@ def test_entities_questions_and_pairs_may_be_in_several_files(tmp_path, pattern)
     path = write(tmp_path, tagged) / pattern
     found = []
     for file in (tmp_path / "all.jsonl", path):
-        task = TokenClassificationTask(train_file=file, eval_file=file, predict_file=file)
-        task, dataset = task.training_set(TOKENIZER)
+        options = TokenClassificationOptions(train_file=file, eval_file=file, predict_file=file)
+        task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
         sets = [each.dataset.sentences for each in task.prediction_sets(TOKENIZER)]
         found.append((task.labels, dataset.sentences, *sets))
     assert found[0] == found[1] and len(found[0][1]) == 3

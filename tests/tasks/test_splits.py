@@ -8,6 +8,7 @@ from conftest import VOCAB_FILE
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from bert_recipe.tasks.classification.files import read_examples
+from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.ner.columns import SentenceColumns
@@ -162,9 +163,10 @@ def test_rows_without_a_group_are_bad_rows(tmp_path):
 def test_labels_that_only_held_out_groups_have_are_named(tmp_path, capsys):
     rows = "".join(f"{row},{'abc'[row // 4]},{row // 4}\n" for row in range(12))
     (tmp_path / "a.csv").write_text("text,label,document\n" + rows)
-    spec = custom_spec("text", None, "label")
-    split = Split(0.3, None, 0, group_column="document")
-    task = ClassificationTask(spec, 16, train_file=tmp_path / "a.csv", split=split)
-    task.training_set(load_tokenizer(VOCAB_FILE))
+    columns = {"text_column": "text", "label_column": ["label"], "group_column": "document"}
+    options = ClassificationOptions(
+        **columns, train_file=tmp_path / "a.csv", eval_fraction=0.3, seed=0
+    )
+    ClassificationTask.learning(options, load_tokenizer(VOCAB_FILE), split=options.split())
     output = capsys.readouterr().out
     assert "only held-out groups have" in output and "the model does not learn" in output

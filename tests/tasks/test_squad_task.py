@@ -8,6 +8,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
+from bert_recipe.tasks.squad.options import SquadTaskOptions
 from bert_recipe.tasks.squad.task import (
     SquadDataset,
     SquadTask,
@@ -248,13 +250,13 @@ def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
     assert "8 bad rows" in message and "id is missing" in message
     assert "(also at data[0]: paragraphs[0]: qas[6])" in message
     assert "question q1 is there twice" in message and "1 further kinds" in message
-    task = SquadTask(train_file=path, skip_bad=True, output_dir=tmp_path)
-    assert len(task.training_set(TOKENIZER)[1]) == 1
+    options = SquadTaskOptions(train_file=path, skip_bad=True, output_dir=tmp_path)
+    assert len(SquadTask.learning(options, TOKENIZER)[1]) == 1
     assert "9 bad rows are left out" in capsys.readouterr().out
     log = (tmp_path / "skipped_train.json.log").read_text()
     assert "question q3: its answer 'Anne'" in log and "context is None" in log
-    scored = SquadTask(predict_file=path, scores=True, skip_bad=True, output_dir=tmp_path)
-    (found,) = scored.prediction_sets(TOKENIZER)
+    options = replace(options, predict_file=path, do_eval=True)
+    (found,) = SquadTask(options).prediction_sets(TOKENIZER)
     assert [question.id for question in found.dataset.squad.questions] == ["q1", "q3"]
 
 
@@ -263,10 +265,10 @@ def test_questions_that_are_cut_are_told(tmp_path, capsys):
     question = "Who is the one who is it?"  # eight tokens
     write_json_lines(path, [flat_row({"text": ["Anna"], "answer_start": [0]}, question)])
     for length, is_told in ((4, True), (8, False)):
-        options = {"max_seq_length": 32, "max_query_length": length}
-        trained = SquadTask(train_file=path, **options)
-        predicted = SquadTask(predict_file=path, **options)
-        for opens in (trained.training_set, predicted.prediction_sets):
+        lengths = {"max_seq_length": 32, "max_query_length": length}
+        options = SquadTaskOptions(train_file=path, predict_file=path, **lengths)
+        predicted = SquadTask(options, 32)
+        for opens in (partial(SquadTask.learning, options), predicted.prediction_sets):
             printed_once.clear()
             opens(TOKENIZER)
             told = f"{path}: 1 questions are longer than 4 tokens, and are cut"

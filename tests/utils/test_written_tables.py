@@ -14,8 +14,10 @@ import pytest
 from conftest import VOCAB_FILE
 
 from bert_recipe.reporting.scored_rows import read_scored_rows
+from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.reading import NumberReadingOptions
 from bert_recipe.tokenization.tokenizer import BertTokenizer
@@ -39,9 +41,9 @@ NUMBERS = [1234517.0, 0.1, 1e-7, 123456789.123, 2.5, 3.0, -4.25, 1 / 3]
 
 def score(path: Path, labels: list, spec, folder: Path, reading=None) -> dict:
     """Scores a file, with predictions drawn for its rows."""
-    reading = reading or NumberReadingOptions()
-    task = ClassificationTask(spec, eval_files={"": path}, predict_files={"": path})
-    task = dataclasses.replace(task, reading=reading)
+    files = {"eval_file": path, "predict_file": path, "do_eval": True, "do_predict": True}
+    options = ClassificationOptions(**files, **vars(reading or NumberReadingOptions()))
+    task = ClassificationTask(options, spec)
     outputs = len(spec.labels) or 1
     scores = {}
     for one in task.prediction_sets(TOKENIZER):
@@ -169,7 +171,8 @@ def test_numbers_of_earlier_versions_have_the_same_rows(tmp_path):
 def test_words_of_earlier_versions_have_the_same_rows(tmp_path):
     """A word that is a quotation mark."""
     (tmp_path / "a.tsv").write_text('"\tO\nAnna\tB-PER\n"\tO\n\nOslo\tB-LOC\n')
-    task = TokenClassificationTask(eval_file=tmp_path / "a.tsv", labels=("O", "B-PER", "B-LOC"))
+    options = TokenClassificationOptions(eval_file=tmp_path / "a.tsv")
+    task = TokenClassificationTask(options, labels=("O", "B-PER", "B-LOC"))
     (one,) = task.prediction_sets(TOKENIZER)
     count = int(one.dataset.lengths.sum())
     scores = one.finish(np.random.default_rng(0).normal(size=(count, 3)), tmp_path)

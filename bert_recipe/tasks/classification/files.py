@@ -140,7 +140,7 @@ def read_part(
     header = None if is_test else spec.header
     skips_incomplete = spec.skips_incomplete_lines and not is_test
     bad = reading.bad_rows(path, is_predicted=is_test)
-    file = reading.open(path, bad)
+    file = reading.open_table(path, bad)
     skipped = 0
     is_first = True
     merged: dict[str, str] = {}  # labels that are read as other ones

@@ -2,12 +2,23 @@
 labels or numbers.
 """
 
+from __future__ import annotations
+
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, TASKS
-from bert_recipe.tasks.own_files import OwnFileOptions
+from bert_recipe.tasks.classification.specs import (
+    LABEL_SEPARATOR,
+    TASKS,
+    TaskSpec,
+    custom_spec,
+    set_prefix,
+)
+from bert_recipe.tasks.fine_tuning import FineTuningOptions
+from bert_recipe.tasks.own_files import OwnFileOptions, SplitOptions
+from bert_recipe.tasks.reading import NumberReadingOptions
 from bert_recipe.utils.command_line import option, optional_path
 
 CUSTOM, MULTI_LABEL = "custom", "multi-label"
@@ -24,7 +35,7 @@ def task_name(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class TaskOptions:
+class TaskChoice:
     """Which task run_glue.py is run for."""
 
     task_name: str = option(
@@ -124,3 +135,77 @@ class FileOptions(OwnFileOptions):
         ("--text-column",),
         (*PUBLISHED, "--task-name multi-label"),
     )
+
+
+@dataclass(frozen=True)
+class ClassificationOptions(
+    TaskChoice, FileOptions, NumberReadingOptions, SplitOptions, FineTuningOptions
+):
+    """What the flags of run_glue.py say."""
+
+    task_path = "classification.task.ClassificationTask"
+    head = "sequence_classification"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the task is one of GLUE or SuperGLUE, with its own files."""
+        return self.task_name in TASKS
+
+    @property
+    def name(self) -> str:
+        """Of the task, and of the folder for results."""
+        if self.task_name != CUSTOM:
+            return self.task_name
+        if self.negative_columns is not None:
+            return "reranker"
+        return "regression" if self.regression else "classification"
+
+    @property
+    def spec(self) -> TaskSpec:
+        """Columns and metrics; of the user's own files without labels."""
+        if self.is_published:
+            return TASKS[self.task_name]
+        label_columns = tuple(self.label_column or ())
+        return custom_spec(
+            self.text_column or "",
+            self.pair_column,
+            next(iter(label_columns), ""),
+            regression=self.regression,
+            multi_label=self.task_name == MULTI_LABEL,
+            label_columns=label_columns if len(label_columns) > 1 else (),
+            label_separator=self.label_separator,
+            negatives=tuple(self.negative_columns or ()),
+        )
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        spec = self.spec
+        prefixes = [set_prefix(name) for name in spec.sets]
+        return tuple(prefix + name for prefix in prefixes for name in spec.metrics)
+
+    @property
+    def training_file(self) -> Path:
+        return self.spec.train_file(self.folder) if self.is_published else super().training_file
+
+    @property
+    def folder(self) -> Path:
+        """Of a published task's files."""
+        return self.data_dir or Path()
+
+    @property
+    def eval_files(self) -> Mapping[str, Path]:
+        """Files to score, by the name of the set; with a split the file to train on."""
+        if not self.do_eval:
+            return {}
+        if self.is_published:
+            return self.spec.evaluation_files(self.folder)
+        return {"": self.eval_file or self.training_file}
+
+    @property
+    def predict_files(self) -> Mapping[str, Path]:
+        """Files to predict."""
+        if not self.do_predict:
+            return {}
+        if self.is_published:
+            return self.spec.test_files(self.folder)
+        return {} if self.predict_file is None else {"": self.predict_file}

@@ -75,7 +75,7 @@ def read_tuples(
     score_columns = teacher if score is None else (score,)
     kept = []
     for part in table_parts(path):
-        file = reading.open(part, bad)
+        file = reading.open_table(part, bad)
         if columns:
             groups = table_rows(file, columns, score_columns, reading, bad, prompt)
             samples = samples_of(groups, file, num_negatives, bad)

@@ -1,11 +1,16 @@
 """The flags of run_embeddings.py: files of pairs of texts, and sentence embeddings."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bert_recipe.checkpoint.sentence_folders import POOLINGS
+from bert_recipe.checkpoint.sentence_folders import POOLINGS, read_text_settings
 from bert_recipe.config.flag_values import TRAIN
+from bert_recipe.tasks.fine_tuning import FineTuningOptions
 from bert_recipe.tasks.own_files import ScoredFileOptions
+from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.utils.command_line import (
     any_text,
     option,
@@ -14,9 +19,14 @@ from bert_recipe.utils.command_line import (
     positive_int,
 )
 
+if TYPE_CHECKING:
+    from bert_recipe.checkpoint.model_folder import ModelFolder
+    from bert_recipe.model.encoders.config import ModelConfig
+
 MARGIN_MSE = "margin-mse"
 LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
 UNSCORED = ("--label-column",)
+SIMILARITY_SCORES = ("spearman", "pearson")
 
 
 @dataclass(frozen=True)
@@ -134,3 +144,50 @@ class EmbeddingOptions:
     document_prompt: str | None = option(
         "--document-prompt", any_text, None, "put before all other texts", result=True
     )
+
+
+@dataclass(frozen=True)
+class EmbeddingTaskOptions(PairFileOptions, ReadingOptions, EmbeddingOptions, FineTuningOptions):
+    """What the flags of run_embeddings.py say."""
+
+    task_path = "embeddings.task.EmbeddingTask"
+    head = "sentence_embedding"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the anchor and its positive; none for a .txt file."""
+        if self.text_column is None or self.pair_column is None:
+            return ()
+        return (self.text_column, self.pair_column)
+
+    @property
+    def score(self) -> str | None:
+        """The column of the similarity of a pair."""
+        if self.embedding_loss == MARGIN_MSE or not self.label_column:
+            return None
+        return self.label_column[0]
+
+    @property
+    def teacher(self) -> tuple[str, ...]:
+        """The columns of the scores for margin MSE (see read_tuples)."""
+        return tuple(self.label_column or ()) if self.embedding_loss == MARGIN_MSE else ()
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        from bert_recipe.tasks.embeddings.retrieval import RETRIEVAL_SCORES
+
+        return SIMILARITY_SCORES if self.score is not None else RETRIEVAL_SCORES
+
+    @property
+    def min_batch(self) -> int:
+        """A single pair has no negatives, and its loss is 0."""
+        return 1 if self.embedding_loss == "cosine" or self.negative_columns else 2
+
+    @property
+    def sequences_per_sample(self) -> int:
+        return 2 + (self.num_negatives or len(self.negative_columns or ()))
+
+    @classmethod
+    def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        longest = super().fine_tuned_length(config, folder)
+        return min(read_text_settings(folder.path)["max_seq_length"] or longest, longest)

@@ -17,9 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings, read_text_settings
-from bert_recipe.config import LearningOptions
+from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import contrastive_losses, cosent_losses, margin_mse_losses
@@ -28,10 +26,13 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import Baselines, once, tfidf
 from bert_recipe.tasks.classification.scores import load_metrics
 from bert_recipe.tasks.embeddings.files import TextTuples, read_tuples
-from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions
+from bert_recipe.tasks.embeddings.options import (
+    MARGIN_MSE,
+    SIMILARITY_SCORES,
+    EmbeddingTaskOptions,
+)
 from bert_recipe.tasks.embeddings.retrieval import (
     CUTOFF,
-    RETRIEVAL_SCORES,
     Vectors,
     mean_scores,
     nearest,
@@ -39,9 +40,10 @@ from bert_recipe.tasks.embeddings.retrieval import (
     pair_cosines,
     ranking_scores,
 )
+from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
-from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
-from bert_recipe.tasks.task import BatchForward, FineTuningTask, PredictionSet
+from bert_recipe.tasks.splits import Split
+from bert_recipe.tasks.task import BatchForward, PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import write_atomically
@@ -53,7 +55,6 @@ from bert_recipe.utils.text_files import table_parts
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
-SIMILARITY_SCORES = ("spearman", "pearson")
 # The rows that were scored: pairs with their cosine, or queries with the scores of each.
 SCORED = "eval_predictions"
 SCORED_QUERIES = f"{SCORED}.jsonl"
@@ -62,23 +63,14 @@ MAX_PRODUCTS = 400_000_000  # of tf-idf's queries with texts, which take seconds
 
 
 @dataclass(frozen=True)
-class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
-    """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
-
-    columns: the anchor and its positive; none for a .txt file.
-    score: column of the similarity of a pair.
-    teacher: columns of the scores for margin MSE (see read_tuples).
-    eval_file: scored pairs, or pairs to retrieve: an anchor's positives among those of all and the
-        texts of `corpus_file`.
+class EmbeddingTask(FineTuningTask):
+    """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval: of scored
+    pairs, or of pairs to retrieve: an anchor's positives among those of all and the texts of
+    --corpus-file.
     """
 
+    options: EmbeddingTaskOptions
     max_seq_length: int = MAX_SEQ_LENGTH
-    columns: tuple[str, ...] = ()
-    score: str | None = None
-    teacher: tuple[str, ...] = ()
-    train_file: Path | None = None
-    eval_file: Path | None = None
-    reading: ReadingOptions = DEFAULT_READING
     settings: EmbeddingSettings = field(default_factory=partial(EmbeddingSettings, normalize=True))
 
     name = "embedding"
@@ -90,68 +82,52 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
 
     @property
     def learns_from_texts(self) -> bool:  # type: ignore[override]
-        return not self.columns
+        return not self.options.columns
 
     @property
-    def score_names(self) -> tuple[str, ...]:
-        return SIMILARITY_SCORES if self.score is not None else RETRIEVAL_SCORES
+    def scored_files(self) -> tuple[Path, ...]:
+        return () if self.options.eval_file is None else (self.options.eval_file,)
 
     @property
     def development_files(self) -> tuple[Path, ...]:
-        return self.scored_files + (() if self.corpus_file is None else (self.corpus_file,))
-
-    @property
-    def min_batch(self) -> int:
-        """A single pair has no negatives, and its loss is 0."""
-        return 1 if self.embedding_loss == "cosine" or self.negative_columns else 2
-
-    @property
-    def texts_per_sample(self) -> int:
-        return 2 + (self.num_negatives or len(self.negative_columns or ()))
-
-    @property
-    def max_sample_length(self) -> int:
-        return self.texts_per_sample * self.max_seq_length
-
-    def for_start(self, folder: Path | None) -> "EmbeddingTask":
-        stored = EmbeddingSettings.read(folder) if folder is not None else EmbeddingSettings()
-        flags = {"query": self.query_prompt, "document": self.document_prompt}
-        prompts = stored.prompts | {name: text for name, text in flags.items() if text is not None}
-        pooling = self.pooling or stored.pooling
-        return replace(
-            self, settings=replace(stored, pooling=pooling, normalize=True, prompts=prompts)
-        )
+        corpus = self.options.corpus_file
+        return self.scored_files + (() if corpus is None else (corpus,))
 
     @classmethod
-    def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        longest = super().fine_tuned_length(config, folder)
-        return min(read_text_settings(folder.path)["max_seq_length"] or longest, longest)
-
-    def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
-        return self.for_start(folder)
-
-    def training_set(self, tokenizer: "Tokenizer") -> tuple["EmbeddingTask", "TupleDataset"]:
-        self.check_prompts(tokenizer)
-        columns = (*self.columns, *(self.negative_columns or ()))
+    def learning(
+        cls,
+        options: EmbeddingTaskOptions,
+        tokenizer: "Tokenizer",
+        start: Path | None = None,
+        split: Split | None = None,
+    ) -> tuple["EmbeddingTask", "TupleDataset"]:
+        task = cls(options, options.max_seq_length, settings_for(options, start))
+        task.check_prompts(tokenizer)
         tuples = read_tuples(
-            self.training_file,
-            columns,
-            self.score,
-            self.settings,
-            self.reading,
-            self.teacher,
-            self.num_negatives,
-            self.prompt_column,
+            options.training_file,
+            (*options.columns, *(options.negative_columns or ())),
+            options.score,
+            task.settings,
+            options,
+            options.teacher,
+            options.num_negatives,
+            options.prompt_column,
         )
         largest = max(map(abs, tuples.scores or ()), default=0.0)
-        if self.embedding_loss == "cosine" and largest > 1:
+        if options.embedding_loss == "cosine" and largest > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
-                f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
+                f"{options.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
-        dataset = TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
-        dataset.texts.say_what_is_cut(self.training_file)
-        return self, dataset
+        dataset = TupleDataset(tuples, tokenizer, task.max_seq_length, options.embedding_loss)
+        dataset.texts.say_what_is_cut(options.training_file)
+        return task, dataset
+
+    @classmethod
+    def fine_tuned(
+        cls, options: EmbeddingTaskOptions, max_seq_length: int, config: ModelConfig, folder: Path
+    ) -> "EmbeddingTask":
+        return cls(options, max_seq_length, settings_for(options, folder))
 
     def check_prompts(self, tokenizer: "Tokenizer") -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
@@ -164,32 +140,33 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
                 )
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
-        if self.eval_file is None:
+        options = self.options
+        if options.eval_file is None:
             return []
         load_metrics()  # fail on a missing package before training
         tuples = read_tuples(
-            self.eval_file,
-            self.columns,
-            self.score,
+            options.eval_file,
+            options.columns,
+            options.score,
             self.settings,
-            self.reading,
-            prompt=self.prompt_column,
+            options,
+            prompt=options.prompt_column,
         )
-        if self.corpus_file is not None:
-            column = self.corpus_column or self.columns[1]
+        if options.corpus_file is not None:
+            column = options.corpus_column or options.columns[1]
             further = [
                 row[column]
-                for part in table_parts(self.corpus_file)
-                for _, row in read_texts(part, [column], table_format=self.reading.table_format)
+                for part in table_parts(options.corpus_file)
+                for _, row in read_texts(part, [column], table_format=options.table_format)
                 if row[column].strip()
             ]
             tuples = tuples.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
-        if self.train_file is None:
-            dataset.say_what_is_cut(self.eval_file)
+        if options.train_file is None:
+            dataset.say_what_is_cut(options.eval_file)
         undefined = undefined_reason(tuples)
         baselines = None
-        if self.baseline and self.train_file is not None:
+        if options.baseline and options.train_file is not None:
             baselines = once(partial(tfidf_baseline, tuples))
         return [PredictionSet(dataset, partial(self.finish, tuples), True, undefined, baselines)]
 
@@ -206,8 +183,8 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         cosines = pair_cosines(vectors, np.array(tuples.rows))
         if folder is not None:
             rows = pair_rows(tuples, cosines)
-            source = cast(Path, self.eval_file)
-            write_like(folder / SCORED, rows, source, self.reading.table_format)
+            source = cast(Path, self.options.eval_file)
+            write_like(folder / SCORED, rows, source, self.options.table_format)
         return similarity_scores(tuples, cosines)
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
@@ -234,21 +211,21 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         texts_nk: numbers of these texts, equal for equal texts.
         scores_nk: see TupleDataset.
         """
-        scores_n = scores_nk[:, 0]
+        options, scores_n = self.options, scores_nk[:, 0]
         total_n = embeddings_nkE.new_zeros(len(embeddings_nkE))
-        for dim in self.matryoshka_dims or (embeddings_nkE.shape[2],):
+        for dim in options.matryoshka_dims or (embeddings_nkE.shape[2],):
             vectors_nkE = F.normalize(embeddings_nkE[..., :dim], dim=2)
             cosines_n = (vectors_nkE[:, 0] * vectors_nkE[:, 1]).sum(dim=1)
-            if self.embedding_loss == MARGIN_MSE:
-                losses_n = margin_mse_losses(vectors_nkE, scores_nk, self.temperature)
-            elif self.score is None:
+            if options.embedding_loss == MARGIN_MSE:
+                losses_n = margin_mse_losses(vectors_nkE, scores_nk, options.temperature)
+            elif options.score is None:
                 losses_n = contrastive_losses(
-                    vectors_nkE, texts_nk, self.temperature, self.symmetric_loss
+                    vectors_nkE, texts_nk, options.temperature, options.symmetric_loss
                 )
-            elif self.embedding_loss == "cosine":
+            elif options.embedding_loss == "cosine":
                 losses_n = (cosines_n - scores_n) ** 2
             else:
-                losses_n = cosent_losses(cosines_n, scores_n, self.temperature)
+                losses_n = cosent_losses(cosines_n, scores_n, options.temperature)
             total_n = total_n + losses_n
         return total_n
 
@@ -256,12 +233,21 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         return self.settings.files(config.hidden_size, self.max_seq_length)
 
     def configure(self, config: ModelConfig) -> ModelConfig:
-        if (largest := max(self.matryoshka_dims or [0])) > config.hidden_size:
+        if (largest := max(self.options.matryoshka_dims or [0])) > config.hidden_size:
             raise UserError(
                 f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower "
                 f"it"
             )
         return replace(config, embedding_pooling=self.settings.pooling)
+
+
+def settings_for(options: EmbeddingTaskOptions, folder: Path | None) -> EmbeddingSettings:
+    """Pooling and prompts of the flags, else those of the model in `folder`."""
+    stored = EmbeddingSettings() if folder is None else EmbeddingSettings.read(folder)
+    flags = {"query": options.query_prompt, "document": options.document_prompt}
+    prompts = stored.prompts | {name: text for name, text in flags.items() if text is not None}
+    pooling = options.pooling or stored.pooling
+    return replace(stored, pooling=pooling, normalize=True, prompts=prompts)
 
 
 class GlobalBatch(BatchForward):
@@ -292,7 +278,7 @@ class GlobalBatch(BatchForward):
         labels_N, _ = self.runtime.distributed.gather_rows(own_labels_N)
         if self.runtime.device.type == "cuda":
             labels_N = labels_N.pin_memory()
-        labels_nk = labels_N.view(-1, self.task.texts_per_sample)
+        labels_nk = labels_N.view(-1, self.task.options.sequences_per_sample)
         return labels_nk.to(self.runtime.device, non_blocking=True)
 
     @torch.no_grad()
@@ -330,7 +316,7 @@ class GlobalBatch(BatchForward):
         each, and the gradient [N, E] of the loss of all ranks.
         """
         all_NE, start = self.runtime.distributed.gather_rows(embeddings_NE)
-        k = self.task.texts_per_sample
+        k = self.task.options.sequences_per_sample
         with torch.enable_grad(), torch.autocast(all_NE.device.type, enabled=False):
             all_NE.requires_grad_()
             all_nkE = all_NE.view(-1, k, all_NE.shape[1])

@@ -112,7 +112,7 @@ def read_sentences(
     """
     form = form or find_form([(path, tagged)], reading, chosen)
     bad = reading.bad_rows(path, is_predicted=not tagged)
-    file = reading.open(path, bad)
+    file = reading.open_table(path, bad)
     sentences = []
     labelled = []
     for where, sentence in read_any(file, tagged, bad, chosen, form):

@@ -1,8 +1,13 @@
 """The flags of run_ner.py: files of sentences."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from bert_recipe.tasks.own_files import OwnFileOptions
+from bert_recipe.tasks.fine_tuning import FineTuningOptions
+from bert_recipe.tasks.ner.columns import SentenceColumns
+from bert_recipe.tasks.own_files import OwnFileOptions, SplitOptions
+from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.utils.command_line import option
 
 
@@ -23,3 +28,18 @@ class SentenceFileOptions(OwnFileOptions):
         "column of the tags, likewise",
         ("--do-train or --do-eval",),
     )
+
+
+@dataclass(frozen=True)
+class TokenClassificationOptions(
+    SentenceFileOptions, ReadingOptions, SplitOptions, FineTuningOptions
+):
+    """What the flags of run_ner.py say."""
+
+    task_path = "ner.task.TokenClassificationTask"
+    head = "token_classification"
+    score_names = ("f1", "precision", "recall", "accuracy")
+
+    @property
+    def columns(self) -> SentenceColumns:
+        return SentenceColumns(self.text_column, self.label_column, self.group_column)

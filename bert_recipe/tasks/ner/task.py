@@ -16,30 +16,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.baselines import constant_loss, once
+from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.labels import check_spelling
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.ner.baselines import WordTags, tag_baselines
-from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import (
-    FOUND_COLUMNS,
     ROW_FORMATS,
     Sentence,
     SentenceForm,
     find_form,
     read_sentences,
 )
+from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.scores import accuracy, entity_scores
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, has_classes, tags_of, types_of
 from bert_recipe.tasks.ner.token_labels import TaggedDataset, are_segmented
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
-from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
-from bert_recipe.tasks.task import FineTuningTask, Number, PredictionSet, SeparableTask
+from bert_recipe.tasks.task import Number, PredictionSet, SeparableTask
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject
@@ -60,23 +58,19 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have n
 
 
 @dataclass(frozen=True)
-class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
+class TokenClassificationTask(FineTuningTask, SeparableTask):
     """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
     labels. label_all_tokens: not only the first one of each word, as learnt from texts, and from
     words of scripts without spaces. form: of the files, once it is known. word_tags_of_training:
     what the baseline learns from. guessing_loss: see Task.
     """
 
+    options: TokenClassificationOptions
     max_seq_length: int = MAX_SEQ_LENGTH
-    train_file: Path | None = None
-    eval_file: Path | None = None
-    predict_file: Path | None = None
     labels: tuple[str, ...] = ()
-    reading: ReadingOptions = DEFAULT_READING
-    split: Split | None = None
-    columns: SentenceColumns = FOUND_COLUMNS
     label_all_tokens: bool = False
     form: SentenceForm | None = None
+    split: Split | None = None
     guessing_loss: float | None = None
     word_tags_of_training: WordTags | None = field(default=None, compare=False, repr=False)
 
@@ -102,7 +96,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         logits_TC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
         loss, correct = summed_cross_entropy(
-            logits_TC, micro_batch["tags"], label_smoothing=self.label_smoothing
+            logits_TC, micro_batch["tags"], label_smoothing=self.options.label_smoothing
         )
         return {"loss": loss, "correct": correct}
 
@@ -117,59 +111,54 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         label_all_tokens = True if self.label_all_tokens else None
         return replace(super().configure(config), label_all_tokens=label_all_tokens)
 
-    def find_form(self) -> SentenceForm:
-        """How all files of the task are read together."""
-        files = [(self.train_file, True), (self.eval_file, True), (self.predict_file, False)]
-        parts = []
-        for path, tagged in files:
-            if path is not None:
-                parts += [(part, tagged) for part in table_parts(path)]
-        return find_form(parts, self.reading, self.columns)
-
-    def read(self, path: Path, tagged: bool, form: SentenceForm) -> list[Sentence]:
-        """The sentences of a file or of the files that `table_parts` finds. tagged: with their
-        tags.
-        """
-        columns = self.columns if tagged else self.columns._replace(tags=None, group=None)
-        sentences = []
-        for part in table_parts(path):
-            sentences += read_sentences(part, tagged, self.reading, columns, form)
-        return sentences
-
-    def training_set(
-        self, tokenizer: "Tokenizer"
+    @classmethod
+    def learning(
+        cls,
+        options: TokenClassificationOptions,
+        tokenizer: "Tokenizer",
+        start: Path | None = None,
+        split: Split | None = None,
     ) -> tuple["TokenClassificationTask", TaggedDataset]:
-        form = self.find_form()
-        path = self.training_file
-        sentences = self.read(path, True, form)
+        form = form_of(options)
+        path = options.training_file
+        sentences = read_file(path, True, options, form)
         has_texts = any(sentence.text is not None for sentence in sentences)
         label_all_tokens = has_texts or are_segmented(sentences)
         tags = learnt_tags(sentences, label_all_tokens)
         if len(tags) < 2:
             raise UserError(f"{path}: all tags are {tags.pop()!r}: there must be at least two")
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
-        task = replace(self, labels=labels, label_all_tokens=label_all_tokens, form=form)
-        task.check_metric()
-        check_spelling(path, task.kinds_of(labels))
+        length = options.max_seq_length
+        untrained = cls(options, length, labels)
+        options.check_metric(untrained.score_names)
+        kinds = sorted(untrained.kinds_of(labels))
+        check_spelling(path, kinds)
         if form.tags.pattern is None:
-            kinds = sorted(task.kinds_of(labels))
-            what = (
-                f"each word has one of {len(kinds)} classes" if task.has_classes else "entities of"
-            )
+            what = "entities of"
+            if untrained.has_classes:
+                what = f"each word has one of {len(kinds)} classes"
             print_once(f"note: {one_line(f'{path}: {what}: {listed(kinds, 30)}')}")
-        if self.split is not None:
-            sentences = list(itertools.compress(sentences, ~self.held_out(sentences, self.split)))
-        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
+        if split is not None:
+            is_held_out = untrained.held_out(sentences, split)
+            sentences = list(itertools.compress(sentences, ~is_held_out))
+        dataset = TaggedDataset(sentences, tokenizer, length, labels, label_all_tokens)
         warn_of_unreachable(path, dataset)
         tag_ids = dataset.labels["tags"]
         counts = np.bincount(tag_ids[tag_ids != IGNORED_LABEL], minlength=len(labels))
-        guessing_loss = constant_loss(counts / counts.sum(), smoothing=self.label_smoothing)
-        task = replace(task, guessing_loss=guessing_loss)
-        if self.baseline and self.scored_files:
-            task = replace(task, word_tags_of_training=WordTags.draw(dataset))
+        guessing_loss = constant_loss(counts / counts.sum(), smoothing=options.label_smoothing)
+        has_scores = options.eval_file is not None or split is not None
+        word_tags = WordTags.draw(dataset) if options.baseline and has_scores else None
+        task = cls(options, length, labels, label_all_tokens, form, split, guessing_loss, word_tags)
         return task, dataset
 
-    def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
+    @classmethod
+    def fine_tuned(
+        cls,
+        options: TokenClassificationOptions,
+        max_seq_length: int,
+        config: ModelConfig,
+        folder: Path,
+    ) -> "TokenClassificationTask":
         form = TagForm.of(config.labels)
         predicts = f"{folder} does not predict tags such as B-PER, but"
         if not config.labels:
@@ -180,7 +169,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             if tag is None:
                 raise UserError(f"{predicts} {[label]}: fine-tune it")
             labels.append(tag)
-        return replace(self, labels=tuple(labels), label_all_tokens=bool(config.label_all_tokens))
+        return cls(options, max_seq_length, tuple(labels), bool(config.label_all_tokens))
 
     def kinds_of(self, labels: Collection[str]) -> set[str]:
         """The types of entities in `labels`, or the classes."""
@@ -202,17 +191,19 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
-        return super().scored_files if self.split is None else (self.training_file,)
+        if self.split is not None:
+            return (self.options.training_file,)
+        return () if self.options.eval_file is None else (self.options.eval_file,)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         sets = []
-        form = self.form or self.find_form()
+        form = self.form or form_of(self.options)
         files: list[tuple[Path, bool, Finish]] = []
         files += [(path, True, self.score) for path in self.scored_files]
-        if self.predict_file is not None:
-            files.append((self.predict_file, False, self.write))
+        if self.options.predict_file is not None:
+            files.append((self.options.predict_file, False, self.write))
         for path, tagged, finish in files:
-            sentences = self.read(path, tagged, form)
+            sentences = read_file(path, tagged, self.options, form)
             if tagged and self.split is not None:
                 sentences = list(
                     itertools.compress(sentences, self.held_out(sentences, self.split))
@@ -335,9 +326,8 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     @property
     def predicts_rows(self) -> bool:
         """Whether the file to predict has rows of words, not columns."""
-        if self.predict_file is None:
-            return False
-        return kind_of(table_parts(self.predict_file)[0].name)[0] in ROW_FORMATS
+        path = self.options.predict_file
+        return path is not None and kind_of(table_parts(path)[0].name)[0] in ROW_FORMATS
 
     def write(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
@@ -365,6 +355,29 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         write_atomically(path, as_columns(rows) if is_columns else encode_table(path, rows))
         print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
+
+
+def form_of(options: TokenClassificationOptions) -> SentenceForm:
+    """How all files of the task are read together."""
+    files = [(options.train_file, True), (options.eval_file, True), (options.predict_file, False)]
+    parts = []
+    for path, tagged in files:
+        if path is not None:
+            parts += [(part, tagged) for part in table_parts(path)]
+    return find_form(parts, options, options.columns)
+
+
+def read_file(
+    path: Path, tagged: bool, options: TokenClassificationOptions, form: SentenceForm
+) -> list[Sentence]:
+    """The sentences of a file or of the files that `table_parts` finds. tagged: with their tags."""
+    columns = options.columns
+    if not tagged:
+        columns = columns._replace(tags=None, group=None)
+    sentences = []
+    for part in table_parts(path):
+        sentences += read_sentences(part, tagged, options, columns, form)
+    return sentences
 
 
 def as_columns(rows: Sequence[Row]) -> str:

@@ -15,6 +15,7 @@ from bert_recipe.utils.command_line import (
     option,
     optional_path,
     positive_int,
+    value_of,
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, from_json, parse_json, read_json
@@ -33,7 +34,7 @@ length = bounded_int(1, 2**20)
 class SquadOptions(SkipOptions):
     """How windows are made and answers are chosen."""
 
-    max_seq_length: int = 384
+    max_seq_length: int = value_of("--max-seq-length", 384)
     predict_file: Path | None = option(
         "--predict-file --eval-file --validation-file --test-file",
         optional_path,

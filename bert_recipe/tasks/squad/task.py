@@ -8,7 +8,7 @@ or ends of a feature, P candidate spans.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.mistakes import Mistake, most_confident
+from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.squad.files import (
     DOC_STRIDE,
     Question,
@@ -30,8 +30,9 @@ from bert_recipe.tasks.squad.files import (
     answer_characters,
     read_squad,
 )
+from bert_recipe.tasks.squad.options import SquadTaskOptions
 from bert_recipe.tasks.squad.scores import check_scored, evaluate, question_scores
-from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
+from bert_recipe.tasks.task import PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
@@ -50,11 +51,11 @@ PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.jso
 
 
 @dataclass(frozen=True)
-class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
-    """SQuAD's span task. scores: whether `predict_file` has answers to score."""
+class SquadTask(FineTuningTask, SeparableTask):
+    """SQuAD's span task."""
 
-    train_file: Path | None = None
-    scores: bool = False
+    options: SquadTaskOptions
+    max_seq_length: int = SquadOptions.max_seq_length
 
     name = "squad"
     head = "question_answering"
@@ -71,74 +72,82 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
             micro_batch["end_positions"],
             micro_batch["cu_seqlens"],
             self.max_seq_length,
-            self.label_smoothing,
+            self.options.label_smoothing,
         )
         return {"loss": loss}
 
-    @classmethod
-    def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        return min(SquadOptions.max_seq_length, super().fine_tuned_length(config, folder))
-
-    @property
-    def score_names(self) -> tuple[str, ...]:
-        return ("f1", "exact" if self.version_2_with_negative else "exact_match")
-
     @property
     def scored_files(self) -> tuple[Path, ...]:
-        return (self.predict_file,) if self.scores and self.predict_file is not None else ()
+        path = self.options.predict_file
+        return (path,) if self.options.do_eval and path is not None else ()
 
     @property
     def post_processing(self) -> JsonObject:
         return {
-            "--n-best-size": self.n_best_size,
-            "--max-answer-length": self.max_answer_length,
-            "--version-2-with-negative": self.version_2_with_negative,
-            "--null-score-diff-threshold": self.null_score_diff_threshold,
+            "--n-best-size": self.options.n_best_size,
+            "--max-answer-length": self.options.max_answer_length,
+            "--version-2-with-negative": self.options.version_2_with_negative,
+            "--null-score-diff-threshold": self.options.null_score_diff_threshold,
         }
 
-    def training_set(self, tokenizer: "Tokenizer") -> tuple["SquadTask", "SquadDataset"]:
-        bad = self.bad_rows(self.training_file)
-        squad = read_squad(self.training_file, bad)
+    @classmethod
+    def learning(
+        cls,
+        options: SquadTaskOptions,
+        tokenizer: "Tokenizer",
+        start: Path | None = None,
+        split: Split | None = None,
+    ) -> tuple["SquadTask", "SquadDataset"]:
+        bad = options.bad_rows(options.training_file)
+        squad = read_squad(options.training_file, bad)
         if not any(question.answers for question in squad.questions):
             raise UserError(
                 f"{squad.path}: no question has an answer to learn: give `answers` with `text` and "
                 f"`answer_start`"
             )
-        dataset = SquadDataset(squad, tokenizer, self, training=True, bad=bad)
+        dataset = SquadDataset(squad, tokenizer, options, training=True, bad=bad)
         dataset.say_what_is_cut()
-        return self, dataset
+        return cls(options, options.max_seq_length), dataset
+
+    @classmethod
+    def fine_tuned(
+        cls, options: SquadTaskOptions, max_seq_length: int, config: ModelConfig, folder: Path
+    ) -> "SquadTask":
+        return cls(options, max_seq_length)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
-        if self.predict_file is None:
+        options = replace(self.options, max_seq_length=self.max_seq_length)
+        path, is_scored = options.predict_file, options.do_eval
+        if path is None:
             return []
-        bad = self.bad_rows(self.predict_file, is_predicted=not self.scores)
-        squad = read_squad(self.predict_file, bad)
+        bad = options.bad_rows(path, is_predicted=not is_scored)
+        squad = read_squad(path, bad)
         bad.finish()
-        if self.scores:
+        if is_scored:
             check_scored(squad)
-            if self.version_2_with_negative and not squad.version_2:
+            if options.version_2_with_negative and not squad.version_2:
                 advice = "leave out --version-2-with-negative, or give a v2.0 file"
                 raise UserError(
                     f"{squad.path} is SQuAD v1.1, where each question has an answer: {advice}"
                 )
-            if not self.version_2_with_negative and not all(
+            if not options.version_2_with_negative and not all(
                 question.answers for question in squad.questions
             ):
                 raise UserError(
                     f"{squad.path} has questions without an answer: add --version-2-with-negative"
                 )
-        dataset = SquadDataset(squad, tokenizer, self)
+        dataset = SquadDataset(squad, tokenizer, options)
         dataset.say_what_is_cut()
-        return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
+        return [PredictionSet(dataset, partial(self.finish, dataset), is_scored)]
 
     def finish(
         self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None
     ) -> JsonObject:
-        predictions = decode(dataset, logits_T2, self)
+        predictions = decode(dataset, logits_T2, self.options)
         if folder is not None:
             path = write_predictions(folder, predictions)
             print_line(f"answers to {len(predictions.answers)} questions in {path}")
-        if not self.scores:
+        if not self.options.do_eval:
             return {}
         # The threshold on the null odds was applied when the answers were chosen.
         scores: JsonObject = evaluate(
