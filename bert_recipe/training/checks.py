@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -293,8 +293,9 @@ def check_overfitting(findings: Findings, run: Run, runtime: Runtime) -> None:
     schedule = replace(run.values.schedule, learning_rate=3e-3)
     values = replace(run.values, schedule=schedule)
     task = run.task
-    if isinstance(task, LearningOptions):
-        task = replace(task, label_smoothing=0.0)  # a smoothed loss does not come near 0
+    options = getattr(task, "options", None)
+    if isinstance(options, LearningOptions):  # a smoothed loss does not come near 0
+        task = replace(cast(Any, task), options=replace(options, label_smoothing=0.0))
     data = replace(run.data, choice=choice, task=task)
     run = replace(run, start=Start(), data=data, settings=settings, values=values)
     batch = batch_of(run, count, count)
