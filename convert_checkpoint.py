@@ -42,10 +42,8 @@ from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.model.encoders.bert import BertConfig
 from bert_recipe.model.encoders.config import HIDDEN_ACTS, ModelConfig
 from bert_recipe.model.encoders.modernbert import ModernBertConfig
-from bert_recipe.tokenization.files import TOKENIZER_JSON, Casing
+from bert_recipe.tokenization.files import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, Casing
 from bert_recipe.tokenization.tokenizer import (
-    TOKENIZER_CONFIG,
-    VOCAB_FILE,
     Tokenizer,
     load_tokenizer,
     model_files,
@@ -250,7 +248,7 @@ def convert(args: Arguments) -> None:
             write_tokenizer(folder, load_tokenizer(vocab_file), config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
         if (hidden_act := find_hidden_act(args, source)) is not None:
-            config = dataclasses.replace(config, hidden_act=hidden_act)
+            config = config_from_dict({**config_values, "hidden_act": hidden_act})
             print_line(f"hidden_act {hidden_act}")
         architectures = [source.layout.architecture(tensors)]
         write_model(folder, config, {"architectures": architectures, **config_values}, tensors)

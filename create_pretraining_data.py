@@ -131,7 +131,7 @@ def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
 
 def summary(records: list[Record], statistics: SampleStatistics, options: SampleOptions) -> str:
     """What the shards contain, and what truncation and padding cost."""
-    counts = Counter()
+    counts: Counter[str] = Counter()
     for record in records:
         counts.update(
             {name: value for name, value in record.counts.items() if isinstance(value, int)}

@@ -11,11 +11,11 @@ if __name__ == "__main__":
 
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tasks.squad.scores import evaluate
-from bert_recipe.utils.command_line import ArgumentParser, finite_float
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, finite_float
 from bert_recipe.utils.json_files import read_json
 
 
-def parse_arguments(argv: list[str] | None = None):
+def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("dataset", metavar="DATASET", help="SQuAD JSON with answers, v1.1 or v2.0")
     parser.add_argument(

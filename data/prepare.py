@@ -162,9 +162,7 @@ examples:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="STAGE", help="see above"
-    )
+    commands = parser.add_subparsers(dest="stage", required=True, metavar="STAGE", help="see above")
 
     def command(
         name: str, description: str, *flags: Flag, **positional: dict[str, Any]
@@ -202,13 +200,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         dataset=source,
         paths=paths,
     )
-    paths = {
+    formatted: dict[str, Any] = {
         "nargs": "*",
         "type": Path,
         "metavar": "FOLDER",
         "help": "formatted text; if not given, all in formatted/",
     }
-    command("shard", "Makes training and test shards of text.", *COMMON, *SHARD, paths=paths)
+    command("shard", "Makes training and test shards of text.", *COMMON, *SHARD, paths=formatted)
     about = (
         "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the "
         "vocabulary of a model."
@@ -247,10 +245,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
             f"flags of the stage {stage}", [flag for flag in flags if flag.name not in whole.flags]
         )
     args = parser.parse_args(argv)
-    commands.choices[args.command].check_flags(args)
+    commands.choices[args.stage].check_flags(args)
     if "dataset" in args:
         if args.dataset in ("books", "corpus") and not args.paths:
-            dataset = f"{args.command} {args.dataset}"
+            dataset = f"{args.stage} {args.dataset}"
             parser.error(f"{dataset}: name the text: {dataset} PATH")
         check_effects(args, parser)
     if "lengths" in args:
@@ -262,10 +260,10 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     """Refuses flags that this stage would ignore for this data set."""
     dataset = args.dataset
     paths = args.get("paths")
-    downloads = args.command == "download" or (args.command == "all" and not paths)
+    downloads = args.stage == "download" or (args.stage == "all" and not paths)
     is_wikipedia = dataset.startswith("wiki")
     has_squad = dataset in ("squad", "wiki_only", "wiki_books")
-    has_text = args.command == "download" or dataset not in ("squad", "glue")
+    has_text = args.stage == "download" or dataset not in ("squad", "glue")
 
     def names(flags: Iterable[Flag]) -> list[str]:
         return [flag.name for flag in flags]
@@ -276,7 +274,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (["books"], dataset == "wiki_books", "the data set wiki_books"),
         (["squad_version"], has_squad and downloads, "a download of SQuAD"),
         (["tasks"], dataset == "glue", "a download of GLUE"),
-        (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
+        (["language"], is_wikipedia or args.stage != "download", "a download of Wikipedia"),
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
         (["extend", "replace"], has_text, "text to prepare"),
         (
@@ -312,11 +310,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         show_plan(chosen)
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
-        if args.command == "verify":
+        if args.stage == "verify":
             from bert_recipe.data_preparation.samples.verify import report_on_folders
 
             report_on_folders(args.folder, args.vocab_file, executor)
-        elif args.command == "repack":
+        elif args.stage == "repack":
             from bert_recipe.data_preparation.samples.repack import repack_folders
 
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)

@@ -75,8 +75,10 @@ FLAGS = (
     Flag("--seed", int, RunConfig.seed, "the first seed"),
 )
 # What this program decides.
-REFUSED = ("--epochs", "--train-batch-size", "--batch-size", "--init-checkpoint", "--max-steps")
-REFUSED += ("--num-folds", "--frozen-encoder")
+REFUSED = (
+    *("--epochs", "--train-batch-size", "--batch-size", "--init-checkpoint", "--max-steps"),
+    *("--num-folds", "--frozen-encoder"),
+)
 
 
 def describe(found: ScoreDifference) -> str:

@@ -73,7 +73,12 @@ def wrapped_model(folder: Path) -> Any:
             self.model = model.eval()
             self.settings = settings
 
-        def forward(self, input_ids, attention_mask, token_type_ids=None):
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            token_type_ids: torch.Tensor | None = None,
+        ) -> torch.Tensor:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
             if token_type_ids is not None:
                 inputs["token_type_ids"] = token_type_ids

@@ -54,15 +54,10 @@ from bert_recipe.utils.progress import print_line
 PROGRAMS = ("run_glue.py", "run_ner.py", "run_embeddings.py", "run_squad.py")
 NEEDED = ("--do-train", "--do-eval")
 # What this program sets, and what would leave nothing to compare.
-OWN = ("--learning-rate", "--lr", "--epochs", "--num-train-epochs", "--max-steps", "--output-dir")
-OWN += (
-    "--resume-from-checkpoint",
-    "--overwrite",
-    "--seed",
-    "--num-seeds",
-    "--num-folds",
-    "--benchmark",
-    "--report-file",
+REFUSED = (
+    *("--learning-rate", "--lr", "--epochs", "--num-train-epochs", "--max-steps", "--output-dir"),
+    *("--resume-from-checkpoint", "--overwrite", "--seed", "--num-seeds", "--num-folds"),
+    *("--benchmark", "--report-file"),
 )
 FLAGS = (
     Flag(
@@ -103,13 +98,11 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
     return list(argv), None, []
 
 
-def check_command(parser: ArgumentParser, program: str | None, command: Sequence[str]) -> None:
-    if program is None:
-        parser.error(f"give a command of {' or '.join(PROGRAMS)} after the flags")
+def check_command(parser: ArgumentParser, program: str, command: Sequence[str]) -> None:
     given = {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("--")}
     if missing := [flag for flag in NEEDED if flag not in given]:
         parser.error(f"the command of {program} needs {' and '.join(missing)}")
-    if refused := sorted(given.intersection(OWN)):
+    if refused := sorted(given.intersection(REFUSED)):
         parser.error(f"leave {refused[0]} out of the command of {program}: this program decides it")
 
 
@@ -229,6 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_flags("search", FLAGS)
     args = parser.parse_args(words)
     parser.check_flags(args)
+    if program is None:
+        parser.error(f"give a command of {' or '.join(PROGRAMS)} after the flags")
     check_command(parser, program, command)
     pairs = product(
         dict.fromkeys(args.learning_rates or [None]), dict.fromkeys(args.epochs or [None])

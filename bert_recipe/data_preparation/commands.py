@@ -207,7 +207,7 @@ def all_stages(args: Arguments) -> list[Stage]:
 
 def stages_of(args: Arguments) -> list[Stage]:
     """The stages of a command; none for those that only read."""
-    match args.command:
+    match args.stage:
         case "download":
             return download_stages(args, args.dataset)
         case "format":

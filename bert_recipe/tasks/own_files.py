@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_recipe.utils.command_line import (
     ArgumentParser,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bert_recipe.tasks.splits import Split
 
 MAX_SEQ_LENGTH = 128  # by default
-DEFAULTS = {"max_seq_length": MAX_SEQ_LENGTH}
+DEFAULTS: dict[str, Any] = {"max_seq_length": MAX_SEQ_LENGTH}
 PUBLISHED_TASK = ("--data-dir",)  # has files to score and to predict
 SPLIT = ("--do-train", "--do-eval")
 

@@ -67,7 +67,7 @@ class Predictor(ABC):
     options: SquadOptions
     truncate: bool
     logits: Callable[[SequenceDataset, str], np.ndarray]
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: Callable[[], AbstractContextManager[object]]
     model: nn.Module
     batch_size: int
     prompt_name: str | None = None
@@ -394,5 +394,10 @@ class EmbeddingPredictor(ClassPredictor):
 
 
 # Those whose head tells what a model is for, and all of them: any encoder embeds texts.
-HEAD_PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)
-PREDICTORS = (*HEAD_PREDICTORS, EmbeddingPredictor)
+HEAD_PREDICTORS: tuple[type[Predictor], ...] = (
+    AnswerPredictor,
+    ClassPredictor,
+    TagPredictor,
+    MaskPredictor,
+)
+PREDICTORS: tuple[type[Predictor], ...] = (*HEAD_PREDICTORS, EmbeddingPredictor)
