@@ -2,10 +2,13 @@
 """How far hidden states and gradients are from transformers', with the same weights.
 
     python3 benchmarks/exactness.py
+    python3 benchmarks/exactness.py --model-folder all-MiniLM-L6-v2
 
-For each model type, transformers draws weights of a model of 4 layers of 256 and saves the folder,
-from which this project loads them. In float32, without dropout: this project's stream without
-padding beside transformers' padded batch, whose padding is left out of the comparison.
+For each model type, transformers draws weights of a model of 4 layers of 256, of BERT-base and of
+ModernBERT-base, and saves the folder, from which this project loads them. In float32, without
+dropout: this project's stream without padding beside transformers' padded batch, whose padding is
+left out of the comparison. --model-folder: a released BERT, of which both are compared with
+transformers in float64.
 """
 
 import sys
@@ -54,12 +57,48 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ELECTRA": ("Electra", "Electra", {**DROPOUT, "pad_token_id": 0, "embedding_size": 128}),
     "ModernBERT": ("ModernBert", "ModernBert", {"pad_token_id": 1}),
 }
+BASE = {"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12}
+# Of the sizes of released models.
+FAMILIES |= {
+    "BERT, 12 x 768": (
+        "Bert",
+        "Bert",
+        {**FAMILIES["BERT"][2], **BASE, "num_hidden_layers": 12, "intermediate_size": 3072},
+    ),
+    "ModernBERT, 22 x 768": (
+        "ModernBert",
+        "ModernBert",
+        {"pad_token_id": 1, **BASE, "num_hidden_layers": 22, "intermediate_size": 1152},
+    ),
+}
 
 
 def relative_error(tensor: Tensor, expected: Tensor) -> float:
     """The norm of the difference, divided by that of `expected`."""
     tensor, expected = tensor.detach().double(), expected.detach().double()
     return float((tensor - expected).norm() / expected.norm())
+
+
+def random_batch(vocab_size: int, padding: int) -> tuple[Tensor, Tensor]:
+    """Padded tokens, and which are none of the padding."""
+    rows = [torch.randint(5, vocab_size, (length,)) for length in LENGTHS]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    return ids, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+
+
+@torch.no_grad()
+def compare_with_float64(folder: Path) -> dict[str, float]:
+    """The largest difference of a hidden state from transformers in float64, of both."""
+    torch.manual_seed(0)
+    theirs = transformers.BertModel.from_pretrained(folder, dtype=torch.float32).eval()
+    ids, is_real = random_batch(theirs.config.vocab_size, theirs.config.pad_token_id)
+    stream, _ = TokenStream.from_padded(input_ids=ids, attention_mask=is_real)
+    states = {
+        "this project": modeling.BertModel.from_pretrained(folder).eval()(stream).last_hidden_state,
+        "transformers": theirs(ids, is_real).last_hidden_state[is_real],
+    }
+    expected = theirs.double()(ids, is_real).last_hidden_state[is_real]
+    return {name: float((state - expected).abs().max()) for name, state in states.items()}
 
 
 def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str, float]:
@@ -72,9 +111,7 @@ def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str,
         theirs.save_pretrained(folder)
         ours = getattr(modeling, f"{prefix_here}ForMaskedLM").from_pretrained(folder).train()
 
-    rows = [torch.randint(5, SIZES["vocab_size"], (length,)) for length in LENGTHS]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
-    is_real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    ids, is_real = random_batch(config.vocab_size, config.pad_token_id)
     stream, _ = TokenStream.from_padded(input_ids=ids, attention_mask=is_real)
 
     output = theirs(input_ids=ids, attention_mask=is_real, output_hidden_states=True)
@@ -87,7 +124,7 @@ def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str,
     }
 
     weights = torch.randn_like(output.logits[is_real])
-    logits = ours(stream).prediction_logits[..., : SIZES["vocab_size"]]
+    logits = ours(stream).prediction_logits[..., : config.vocab_size]
     (output.logits[is_real] * weights).sum().backward()
     (logits * weights).sum().backward()
     theirs_of = dict(theirs.named_parameters(remove_duplicate=False))
@@ -101,12 +138,19 @@ def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str,
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = benchmark_parser(__doc__).parse_args(argv)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--model-folder", type=Path, help="a released BERT, beside float64")
+    args = parser.parse_args(argv)
     errors = {family: compare(*arguments) for family, arguments in FAMILIES.items()}
     for family, values in errors.items():
         figures = (f"{name} {value:.1e}" for name, value in values.items())
         print_line(", ".join([family, *figures]))
-    write_result(args.output, "exactness", CPU, {"relative errors": errors})
+    result: dict[str, Any] = {"relative errors": errors}
+    if args.model_folder:
+        result["model"] = args.model_folder.name
+        result["largest difference from float64"] = compare_with_float64(args.model_folder)
+        print_line(f"{args.model_folder.name}: {result['largest difference from float64']}")
+    write_result(args.output, "exactness", CPU, result)
 
 
 if __name__ == "__main__":
