@@ -102,6 +102,7 @@ class Task(Protocol):
     logs_start: whether to log the loss of starting weights before the first update.
     scores_start: whether to score starting weights, which have no new head, with --eval-steps.
     learns_from_texts: whether its samples are texts without labels.
+    max_seq_length: most tokens of a sequence.
     split: takes samples to score from the training file.
     compiling_pays_from: number of updates from which a run on a GPU is compiled by default.
     has_trained_head: whether starting weights have the head, so that the loss starts below
@@ -113,6 +114,7 @@ class Task(Protocol):
     logs_start: bool = False
     scores_start: bool = False
     learns_from_texts: bool = False
+    max_seq_length: int
     split: Split | None = None
     compiling_pays_from: int = 1
     has_trained_head: bool = False
@@ -129,11 +131,6 @@ class Task(Protocol):
     @abstractmethod
     def head(self) -> str:
         """A key of checkpoint/pretrained.py's MODELS."""
-
-    @property
-    @abstractmethod
-    def max_seq_length(self) -> int:
-        """Most tokens of a sequence."""
 
     @property
     @abstractmethod
