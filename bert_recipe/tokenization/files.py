@@ -45,6 +45,23 @@ TOKENIZER_CLASSES = (
 )
 # With them transformers takes a tokenizer.json as it is; with others it makes parts of it anew.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Those that transformers takes for a model whose folder declares none.
+MODEL_CLASSES = {
+    "bert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+}
+# They give no token types unless the folder says so; the first is the general one of version 5.
+CLASSES_WITHOUT_TYPES = (
+    "TokenizersBackend",
+    "DistilBertTokenizer",
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+    "CamembertTokenizer",
+)
 NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # Both are lists; the first is the name of transformers 5.
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
@@ -153,10 +170,49 @@ class TokenizerFile:
         """The tokenizer's config beside the file, see `read_settings`."""
         return read_settings(self.path.parent) if self.is_of_folder else dict.fromkeys(SETTINGS)
 
+    @cached_property
+    def _model_values(self) -> JsonObject | None:
+        """The config of the model in whose folder the file is; None if there is none."""
+        path = self.path.parent / "config.json"
+        if not self.is_of_folder or not path.is_file():
+            return None
+        return read_json(path, "the model's config")
+
+    @property
+    def model_type(self) -> str | None:
+        """Of the model in whose folder the file is; None if there is none."""
+        values = self._model_values
+        return None if values is None else values.get("model_type", "bert")
+
+    @property
+    def model_takes_types(self) -> bool:
+        """Whether that is a model of transformers which takes token types."""
+        values = self._model_values or {}
+        return self.model_type in ("bert", "electra") and values.get("type_vocab_size", 2) > 1
+
+    @property
+    def declared_class(self) -> str | None:
+        """The class of which transformers 5 makes the tokenizer, without "Fast", see its
+        models/auto/tokenization_auto.py; None if nothing says one.
+        """
+        if self.model_type == "modernbert":  # whatever its folder declares
+            return GENERIC_CLASSES[1]
+        values = self._model_values or {}
+        name = self.settings["tokenizer_class"] or values.get("tokenizer_class")
+        if name in GENERIC_CLASSES:
+            return str(name)
+        return name.removesuffix("Fast") if name else MODEL_CLASSES.get(self.model_type or "")
+
     @property
     def is_taken_as_it_is(self) -> bool:
         """Whether transformers takes all of a `tokenizer.json` for what it says."""
-        return self.settings["tokenizer_class"] in GENERIC_CLASSES
+        return self.declared_class in GENERIC_CLASSES
+
+    @property
+    def types_are_said(self) -> bool:
+        """Whether the folder says if a model is given token types."""
+        is_said = self.settings["model_input_names"] is not None
+        return is_said or self.declared_class in CLASSES_WITHOUT_TYPES
 
     @property
     def has_token_types(self) -> bool:
@@ -165,7 +221,7 @@ class TokenizerFile:
         """
         names = self.settings["model_input_names"]
         if names is None:
-            return bool(self.settings["tokenizer_class"] != "TokenizersBackend")
+            return self.declared_class not in CLASSES_WITHOUT_TYPES
         return "token_type_ids" in names
 
     @cached_property

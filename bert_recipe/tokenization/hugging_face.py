@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_recipe.tokenization.declared import check_layout
 from bert_recipe.tokenization.files import TokenizerFile
 from bert_recipe.tokenization.layouts import Layout, bert_layout, layout_of
 from bert_recipe.tokenization.word_starts import WordStarts
@@ -52,6 +53,7 @@ class HuggingFaceTokenizer:
     def __init__(self, vocab_file: str | Path | TokenizerFile):
         file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
         self.vocab_file = file.path
+        self._file = file
         # The programs divide the work between processes.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import AddedToken, Tokenizer  # here: runs from shards may not need it
@@ -119,7 +121,10 @@ class HuggingFaceTokenizer:
                 f"(tokenizers.processors.TemplateProcessing with {cls} and {sep}), or train a "
                 "tokenizer with data/prepare.py vocabulary"
             )
-        return layout if self.has_token_types else layout.without_types()
+        if not self.has_token_types:
+            layout = layout.without_types()
+        check_layout(self._file, self.vocab, layout, num_texts)
+        return layout
 
     def as_json(self) -> str:
         """The content of a `tokenizer.json`, with a post-processor for BERT's layout."""

@@ -53,6 +53,12 @@ def bert_layout(cls: int, sep: int, num_texts: int) -> Layout:
     return Layout((cls, None, sep, None, sep), (0, 0, 0, 1, 1))
 
 
+def roberta_layout(cls: int, sep: int, num_texts: int) -> Layout:
+    """`<s> text </s>`, or `<s> first </s></s> second </s>`, without types."""
+    parts = (cls, None, sep) if num_texts == 1 else (cls, None, sep, sep, None, sep)
+    return Layout(parts, (0,) * len(parts))
+
+
 def layout_of(encoder: "tokenizers.Tokenizer", num_texts: int) -> Layout | None:
     """What the post-processor of `encoder` makes of so many texts; None if that is no layout, as
     when a text is not there once, or in another order.

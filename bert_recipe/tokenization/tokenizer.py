@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_recipe.tokenization.declared import check_layout, check_tokens
 from bert_recipe.tokenization.files import (
     CLS,
     MASK,
@@ -180,7 +181,10 @@ class BertTokenizer:
         if self._has_own_template:
             return self._own_layouts.layout(num_texts)
         layout = bert_layout(self.cls_token_id, self.sep_token_id, num_texts)
-        return layout if self.has_token_types else layout.without_types()
+        if not self.has_token_types:
+            layout = layout.without_types()
+        check_layout(self._file, self.vocab, layout, num_texts)
+        return layout
 
     @cached_property
     def _has_own_template(self) -> bool:
@@ -322,6 +326,7 @@ def load_tokenizer(
     if not file.is_json:
         listed_casing = list_casing(file, do_lower_case, strip_accents)
         return BertTokenizer(file, *listed_casing)
+    check_tokens(file)
     casing = file.bert_casing
     if casing is not None and (casing.is_usual or casing != file.json_casing):
         tokenizer: Tokenizer = BertTokenizer(file, *casing)

@@ -170,6 +170,73 @@ def test_the_casing_is_that_of_the_file_which_transformers_takes(
     assert load_tokenizer(source).encode(text) == expected
 
 
+WAY_OUT = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": NAMES["types"]}
+MODEL_CLASSES = {
+    "bert": (*CLASSES, "BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizerFast"),
+    "electra": (None, "ElectraTokenizer", "PreTrainedTokenizerFast"),
+    "modernbert": (None, "BertTokenizer", "PreTrainedTokenizerFast"),
+}
+IN_MODEL_FOLDERS = [
+    (model_type, name, kind, template)
+    for model_type, names in MODEL_CLASSES.items()
+    for name in names
+    for kind in ("bert", "bpe")
+    for template in TEMPLATES
+    if template != "nothing"
+]
+
+
+@pytest.mark.parametrize(("model_type", "class_name", "kind", "template"), IN_MODEL_FOLDERS)
+def test_a_models_folder_is_read_as_by_transformers_or_refused(
+    model_type, class_name, kind, template, tmp_path
+):
+    """Also where its class makes something else of the file; the refusal's way out makes both
+    equal.
+    """
+    folder = write_folder(tmp_path / "a", kind, TEMPLATES[template], class_name)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    types = model_type != "modernbert"  # which takes none
+    try:
+        found = ours(folder)
+    except UserError as error:
+        assert '"model_input_names": [' in str(error)
+        is_usual = kind == "bert" and template == "BERT"
+        assert not is_usual or class_name in ("PreTrainedTokenizerFast", "DistilBertTokenizer")
+        settings = json.dumps(WAY_OUT)
+        (folder / "tokenizer_config.json").write_text(settings)
+        found = ours(folder)
+    expected = theirs(folder)
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    assert not types or found == expected
+
+
+@pytest.mark.parametrize("settings", [{}, {"strip_accents": False}, {"do_lower_case": False}])
+@pytest.mark.parametrize("normalizer", ["cased", "accents", "chinese", "clean"])
+def test_the_normalizer_of_a_models_folder_is_that_of_its_class_or_refused(
+    normalizer, settings, tmp_path
+):
+    folder = write_folder(tmp_path / "a", "bert", TEMPLATES["BERT"], "BertTokenizer", **settings)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    values = json.loads((folder / "tokenizer.json").read_text())
+    key, value = {
+        "cased": ("lowercase", False),
+        "accents": ("strip_accents", False),
+        "chinese": ("handle_chinese_chars", False),
+        "clean": ("clean_text", False),
+    }[normalizer]
+    values["normalizer"][key] = value
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    text = "A Ship caf\u00e9 \u4e2dab a\x07b"
+    try:
+        found = load_tokenizer(folder).encode(text)
+    except UserError as error:
+        assert "transformers 5 makes BertTokenizer of the folder" in str(error)
+        (folder / "tokenizer_config.json").write_text(json.dumps(WAY_OUT))
+        found = load_tokenizer(folder).encode(text)
+    peer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert found == peer(text, add_special_tokens=False)["input_ids"]
+
+
 def test_files_beside_a_vocabulary_of_another_name_say_nothing_about_it(tmp_path):
     shutil.copyfile(VOCAB_FILE, tmp_path / "law.txt")
     expected = load_tokenizer(tmp_path / "law.txt")
@@ -217,6 +284,7 @@ def test_a_model_of_pairs_gives_the_logits_of_transformers(tmp_path):
     config = transformers.BertConfig(**{**TINY, "vocab_size": size, "initializer_range": 0.5})
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "source")
     shutil.copyfile(file_of("bpe"), tmp_path / "source" / "tokenizer.json")
+    (tmp_path / "source" / "tokenizer_config.json").write_text(json.dumps(WAY_OUT))
     model = BertForSequenceClassification.from_pretrained(tmp_path / "source")
     tokenizer = load_tokenizer(tmp_path / "source")
     model.save_pretrained(tmp_path / "ours", tokenizer)
