@@ -24,6 +24,7 @@ from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
+from bert_recipe.checkpoint.calibration import CALIBRATION_FILE, read_temperature
 from bert_recipe.checkpoint.sentence_folders import (
     LENGTH_FILE,
     MODULES_FILE,
@@ -44,7 +45,7 @@ SILENCED = ("", "torch.onnx", "torch.utils._pytree", "torchao")
 PACKAGES = ("transformers", "onnx", "onnxscript", "onnxruntime")
 COPIED = ("config.json", *TOKENIZER_FILES, "README.md")
 # What is done outside of the model, and is not in the ONNX file.
-SETTINGS = (PROMPTS_FILE, LENGTH_FILE)
+SETTINGS = (PROMPTS_FILE, LENGTH_FILE, CALIBRATION_FILE)
 FLAGS = (
     Flag("--init-checkpoint", Path, REQUIRED, "model folder, or folder of a run"),
     Flag("--output-dir", Path, REQUIRED, "folder to write; new, or empty"),
@@ -159,6 +160,9 @@ def outside_of_the_file(folder: Path) -> list[str]:
             found.append(f"put the prompts before the texts ({shown})")
         if settings.do_lower_case:
             found.append("lower-case the texts")
+    temperature = read_temperature(folder)
+    if temperature != 1:
+        found.append(f"divide the logits by {temperature:.4g}, of {CALIBRATION_FILE}")
     return found
 
 

@@ -93,6 +93,9 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_path, remove, write_atomically
 from bert_recipe.utils.json_files import write_json
 
+# Of PEFT: transformers puts the adapter on the model of a folder with this file.
+ADAPTER_FILE = "adapter_config.json"
+
 __all__ = [
     "MODELS",
     "BertConfig",
@@ -200,13 +203,18 @@ def save_pretrained(
     read besides are removed.
 
     Raises UserError for a model with shards, or prepared for inference, for a tokenizer of another
-    size, and for the folder of a run's checkpoint.
+    size, and for the folder of a run's checkpoint or with an adapter.
     """
     folder = Path(folder)
     if (folder / MANIFEST_FILE).is_file():
         raise UserError(
             f"{folder} is a checkpoint of a run, whose {MANIFEST_FILE} lists other weights: choose "
             "another folder"
+        )
+    if (folder / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{folder} has an adapter ({ADAPTER_FILE}), which transformers would load with the "
+            "model: choose another folder, or remove the adapter's files"
         )
     tensors, config = whole_tensors(model), model.config
     values = {"architectures": [model.architecture], **config.to_dict()}

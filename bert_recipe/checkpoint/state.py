@@ -39,13 +39,20 @@ from bert_recipe.checkpoint.progress import (
     read_progress,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
-from bert_recipe.checkpoint.start import StartKind, resolve_start
+from bert_recipe.checkpoint.start import (
+    StartKind,
+    is_same_path,
+    no_log,
+    resolve_start,
+    start_without_checkpoint,
+)
 from bert_recipe.checkpoint.trained import SavedLossScale, SavedRun, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
     checkpoint_shapes,
     copy_rows,
     load_weights,
     unused_pooler,
+    weights_for,
 )
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
@@ -214,6 +221,7 @@ class TrainState:
             if run.saves and run.folder.is_dir():
                 self.lock = lock_folder(run.folder)
                 if start.config.overwrite:
+                    self._check_replacement()
                     overwrite(run.folder, start.result_files, start.weights)
                 check_record(run.folder, self.record)
             point = resolve_start(start, run.folder, run.saves)
@@ -222,6 +230,18 @@ class TrainState:
         kind, path = self.distributed.on_main(prepare)
         self._check_shared([] if path is None else [path])
         return StartKind[kind], None if path is None else start.open(Path(path))
+
+    def _check_replacement(self) -> None:
+        """Raises UserError, before --overwrite removes a run, if what should replace it does not
+        start.
+        """
+        run, start = self.run, self.run.start
+        checkpoint = start.checkpoint
+        if checkpoint is not None and not is_same_path(checkpoint.path.parent, run.folder):
+            return
+        start_without_checkpoint(start)
+        if start.weights is not None:
+            weights_for(self.model, start.weights, no_log)
 
     def _check_shared(self, paths: list[str]) -> None:
         """Raises UserError on the main process unless all ranks see the paths."""

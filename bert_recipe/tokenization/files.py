@@ -172,11 +172,14 @@ class TokenizerFile:
 
     @cached_property
     def _model_values(self) -> JsonObject | None:
-        """The config of the model in whose folder the file is; None if there is none."""
+        """The config of the model in whose folder the file is; None if there is none, as in a
+        folder of a new vocabulary, which has no weights.
+        """
         path = self.path.parent / "config.json"
         if not self.is_of_folder or not path.is_file():
             return None
-        return read_json(path, "the model's config")
+        has_weights = any(path.parent.glob("*.safetensors"))
+        return read_json(path, "the model's config") if has_weights else None
 
     @property
     def model_type(self) -> str | None:

@@ -326,12 +326,12 @@ def load_tokenizer(
     if not file.is_json:
         listed_casing = list_casing(file, do_lower_case, strip_accents)
         return BertTokenizer(file, *listed_casing)
-    check_tokens(file)
     casing = file.bert_casing
     if casing is not None and (casing.is_usual or casing != file.json_casing):
         tokenizer: Tokenizer = BertTokenizer(file, *casing)
     else:  # shards and runs know the others by the digest of the whole file
         tokenizer = HuggingFaceTokenizer(file)
+    check_tokens(file)
     if do_lower_case not in (None, tokenizer.do_lower_case):
         flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"
         raise UserError(

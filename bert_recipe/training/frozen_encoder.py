@@ -46,13 +46,14 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
         raise UserError(run.start.problem or "there is no encoder: give --init-checkpoint")
     folder = run.folder
     task = cast(ClassificationTask, run.task)
+    config = run.data.choice.config
     with closing(lock_folder(folder)):
+        # First, so that --overwrite removes nothing for weights that do not load.
+        parallel = load_fine_tuned(task.head, config, source, runtime)
         claim(run, source)
         remove_summary(folder)
         runtime.reporter.start(folder, STEP)
         log_settings(run, source, runtime)
-        config = run.data.choice.config
-        parallel = load_fine_tuned(task.head, config, source, runtime)
         frozen = fit(run, parallel, runtime)
         parts = replace(run.parts, files=frozen.files(task.max_seq_length))
         architecture, config, tensors = with_classifier(parallel.model, frozen)

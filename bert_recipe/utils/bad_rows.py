@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.files import remove, write_atomically
-from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.rank_environment import read_environment
 
 MAX_KINDS, MAX_PLACES = 5, 3  # of a message
@@ -55,7 +55,7 @@ class BadRows:
         """
         lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.found]
         if lines:
-            print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {log}")
+            print_once(f"note: {self.path}: {len(lines)} bad rows are left out, see {log}")
         of_this_file = (f"{self.path}:", f"{self.path},")
         try:
             before = log.read_text("utf-8").splitlines()

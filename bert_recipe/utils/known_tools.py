@@ -135,6 +135,15 @@ DATA = (
         begins("__label__"), f"{{path}} has lines of fastText: convert them as {OTHER_TOOLS} says"
     ),
     KnownTool(
+        begins(r"\W*Sentence #\W+Word\b"),
+        f"{{path}} has a sentence in several rows, as Kaggle's tags: convert it as {OTHER_TOOLS} "
+        "says",
+    ),
+    KnownTool(
+        begins(r"#FORMAT=WebAnno TSV"),
+        "{path} is WebAnno's TSV: export it as CoNLL 2002",
+    ),
+    KnownTool(
         lambda path: [] if path.suffix.lower() == ".gz" else begins(r"PK\x03\x04|\x1f")(path),
         "{path} is compressed, which its name does not say: unpack it, and save a spreadsheet as "
         "CSV",

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from glue_runs import (
     write_csv,
 )
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
 import inference
@@ -130,6 +131,22 @@ def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys)
     run(files, tmp_path, *flags, "--do-train", "--seed", 2, "--overwrite")
     assert {path.name for path in folder.iterdir()} == {"1", "run.json", ".lock", "notes.tsv"}
     assert f"--overwrite: removed the run in {folder} with step 1" in capsys.readouterr().out
+
+
+def test_overwriting_keeps_the_run_where_the_new_weights_do_not_load(files, tmp_path, capsys):
+    folder, weights = tmp_path / "custom" / "mrpc", tmp_path / "weights"
+    flags = ("--task-name", "mrpc", "--data-dir", files / "MRPC", "--max-steps", 1, "--do-train")
+    run(files, tmp_path, *flags)
+    before = {path.name for path in folder.iterdir()}
+    shutil.copytree(folder / "1", weights)
+    (weights / "manifest.json").unlink()
+    tensors = load_file(weights / "model.safetensors")
+    tensors.popitem()
+    save_file(tensors, weights / "model.safetensors")
+    with pytest.raises(UserError):
+        run(files, tmp_path, *flags, "--overwrite", "--init-checkpoint", weights)
+    assert {path.name for path in folder.iterdir()} == before
+    assert "--overwrite: removed" not in capsys.readouterr().out
 
 
 def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys):

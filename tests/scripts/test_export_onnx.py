@@ -48,10 +48,14 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path, cap
         (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
         prompts = folder / "config_sentence_transformers.json"
         prompts.write_text('{"prompts": {"query": "find: ", "document": ""}}')
+    (folder / "calibration.json").write_text('{"temperature": 1.5, "rows": 9}')
     words = ["--init-checkpoint", folder, "--output-dir", target, "--int8"]
     export_onnx.main(list(map(str, words)))
+    assert (target / "calibration.json").is_file()
     advice = "note: put the prompts before the texts (query 'find: '), which the ONNX file does not"
-    assert (advice in capsys.readouterr().out) == (kind == "BertModel")
+    out = capsys.readouterr().out
+    assert "note: divide the logits by 1.5, of calibration.json, which the ONNX" in out
+    assert (advice in out) == (kind == "BertModel")
     batch = transformers.AutoTokenizer.from_pretrained(target)(
         TEXTS, padding=True, return_tensors="pt"
     )

@@ -302,6 +302,8 @@ def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
     log = (tmp_path / "out" / "skipped_a.csv.log").read_text().splitlines()
     assert len(log) == 6 and log[0].startswith(f"{path}:3: 'label' is ''")
     assert "6 bad rows are left out, see" in capsys.readouterr().out
+    read_examples(path, spec, labelled=True, reading=reading)  # as for --eval-fraction
+    assert "left out" not in capsys.readouterr().out
     with pytest.raises(UserError, match="6: 3 cells"):  # each row needs a prediction
         read_examples(path, spec, labelled=False, is_test=True, reading=reading)
     path.write_text('text,label\na,x\n"b,y\nc,z\n')  # the rest of the file would be lost

@@ -37,6 +37,15 @@ def test_all_titles_of_the_page_are_tried():
     assert titles and all(f'convert("{title}"' in code for title in titles)
 
 
+def test_kaggles_tags(tmp_path):
+    rows = 'Sentence #,Word,POS,Tag\nSentence: 1,In,IN,O\n,Iraq,NNP,B-geo\nSentence: 2,"""",``,O\n'
+    (tmp_path / "ner_dataset.csv").write_text(rows)
+    convert("Kaggle's tags: a sentence in several rows", tmp_path)
+    sentences = read_sentences(tmp_path / "train.txt", True)
+    assert [[*sentence.words] for sentence in sentences] == [["In", "Iraq"], ['"']]
+    assert entities_in(tmp_path / "train.txt") == [[("geo", "Iraq")], []]
+
+
 def test_entities_of_label_studio(tmp_path):
     """As its export has them: an emoji counts as two, one annotation was skipped, one task is not
     done, and there is a relation.

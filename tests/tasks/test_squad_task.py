@@ -503,3 +503,12 @@ def test_files_of_annotation_tools_are_read_and_all_wrong_offsets_named(tmp_path
     skipping = SquadOptions(skip_bad=True, **options)
     assert len(SquadDataset(squad, tokenizer, skipping, training=True)) == 3
     assert len((tmp_path / "skipped_a.json.log").read_text().splitlines()) == 2
+
+
+def test_a_tsv_that_is_written_with_quoting_is_read_so(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    context = 'She said "no"\tand\nleft.'
+    row = {"id": "1", "question": "Who?", "context": context, "answer": "She", "answer_start": 0}
+    for separator, name in (("\t", "a.tsv"), (",", "a.csv")):
+        pandas.DataFrame([row]).to_csv(tmp_path / name, sep=separator, index=False)
+        assert read_squad(tmp_path / name).contexts == [context]

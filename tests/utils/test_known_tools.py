@@ -10,6 +10,7 @@ from bert_recipe.checkpoint.folder import find_model_folder
 from bert_recipe.data_preparation.engine.input_files import find_files
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.ner.files import read_sentences
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.utils.errors import UserError
@@ -59,6 +60,11 @@ MODEL_FOLDERS = {
 DATA_CONTENTS = {
     "a spreadsheet": (b"PK\x03\x04" + bytes(30), "is compressed, which its name does not say"),
     "gzip": (gzip.compress(b"text,label\na,b\n"), "is compressed, which its name does not say"),
+    "Kaggle's tags": (
+        b"Sentence #,Word,POS,Tag\nSentence: 1,Thousands,NNS,O\n,of,IN,O\n",
+        "has a sentence in several rows, as Kaggle's tags: convert it as docs/other_tools.md",
+    ),
+    "WebAnno": (b"#FORMAT=WebAnno TSV 3.2\n\n\n", "is WebAnno's TSV: export it as CoNLL 2002"),
     "a web page": (b"<!DOCTYPE html>\n<html>\n", "is a web page: download the file that it shows"),
 }
 DATA_FILES = {
@@ -104,6 +110,8 @@ def test_content_that_is_no_table_is_named(tmp_path, kind):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
             read_examples(tmp_path / name, SPEC, labelled=True)
+        with pytest.raises(UserError, match=message):  # also where words and tags are read
+            read_sentences(tmp_path / name, tagged=True)
 
 
 @pytest.mark.parametrize("kind", MODEL_FOLDERS)

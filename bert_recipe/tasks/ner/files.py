@@ -13,7 +13,7 @@ from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, to_iob2
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions, read_group
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.known_tools import LABEL_STUDIO, OTHER_TOOLS
+from bert_recipe.utils.known_tools import DATA, LABEL_STUDIO, OTHER_TOOLS, refuse_known
 from bert_recipe.utils.tables import Row, absent_column, plain_row, read_rows
 from bert_recipe.utils.text_files import TextFile
 
@@ -80,6 +80,7 @@ def find_form(
     opened = []
     tags: set[str] = set()
     for path, tagged in files:
+        refuse_known(path, DATA)
         file = TextFile(path, lambda where, why: None, reading.table_format)
         if file.format not in ROW_FORMATS:
             opened.append((file, tagged))

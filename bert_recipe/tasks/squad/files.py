@@ -148,7 +148,7 @@ def read_document(path: Path, bad: BadRows) -> Any:
     file = TextFile(path, bad.add)
     is_document = path.name.lower().removesuffix(file.compression).endswith(".json")
     if file.format in TABLES and not is_document:
-        return {"data": [row for _, row in read_rows(file)]}
+        return {"data": [row for _, row in read_rows(file, exact=True)]}
     refuse_known(path, DATA)
     if file.compression:
         return parse_json("".join(TextFile(path)).encode(), f"SQuAD file {path}")
