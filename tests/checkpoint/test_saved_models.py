@@ -67,7 +67,7 @@ def test_the_tokenizer_that_is_read_is_the_one_saved_last(first, second, tmp_pat
 
 def test_a_model_is_not_saved_beside_an_adapter_which_would_be_put_on_it(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
-    with pytest.raises(UserError, match="has an adapter.*choose another folder"):
+    with pytest.raises(UserError, match=r"has an adapter.*choose another folder"):
         of_size(TINY["vocab_size"]).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["adapter_config.json"]
 
