@@ -18,11 +18,13 @@ from conftest import (
     read_json_lines,
     write_json_lines,
 )
+from sklearn.metrics import ndcg_score
 from small_runs import run_here
 
 import inference
 import run_embeddings
 import run_glue
+from bert_recipe.tasks.embeddings.retrieval import ranking_scores
 
 PROGRAMS = {"run_glue.py": run_glue.main, "run_embeddings.py": run_embeddings.main}
 NAMES = ("sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose")
@@ -190,3 +192,18 @@ def test_a_reranker_of_two_classes_is_to_be_trained_again(folder):
     assert_refused(done, "a reranker has one number: train it again with --negative-columns")
     words = ["--init-checkpoint", "old", "--text", "a", "--text-pair", "b", "--device", "cpu"]
     assert inference.main(words) == 0
+
+
+def test_scores_of_a_ranking_are_those_of_their_formulas():
+    rng = np.random.default_rng(0)
+    for num_relevant in (1, 3, 12):
+        ranked = rng.permutation(30).tolist()
+        relevant = set(rng.choice(30, num_relevant, replace=False).tolist())
+        hits = [int(text in relevant) for text in ranked]
+        scores = ranking_scores(ranked, relevant)
+        places = [place for place, hit in enumerate(hits[:10], 1) if hit]
+        assert scores["mrr@10"] == (1 / places[0] if places else 0)
+        assert scores["recall@1"] == hits[0] / num_relevant
+        assert scores["recall@10"] == len(places) / num_relevant
+        gain = ndcg_score([hits], [[-place for place in range(30)]], k=10)
+        assert scores["ndcg@10"] == pytest.approx(gain, abs=1e-12)
