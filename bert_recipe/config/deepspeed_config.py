@@ -19,7 +19,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 from bert_recipe.utils.rank_environment import read_environment
 
-VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
+TESTED_VERSION = "0.19.8"  # of DeepSpeed; others are used if they have what deepspeed.py needs
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
 Setting = tuple[str, str, Any]  # a key, the flag that it stands for, and the flag's value
 
@@ -162,8 +162,8 @@ INSTEAD = {
 
 def flags_of_file(parser: ArgumentParser, args: Arguments) -> list[str]:
     """The flags that the file of --deepspeed-config stands for, as words of a command line. Raises
-    UserError for keys that are not supported or contradict `args`, and without the right version
-    of DeepSpeed.
+    UserError for keys that are not supported or contradict `args`, and without
+    DeepSpeed.
 
     parser: of the program.
     args: the command line without these flags.
@@ -176,7 +176,7 @@ def flags_of_file(parser: ArgumentParser, args: Arguments) -> list[str]:
         check_keys(values)
         settings = settings_by_argument(parser, values, args)
         check_typed(settings, args)
-    check_version()
+    installed_version()
     return [f"{flag}={value}" for _, flag, value in settings.values()]
 
 
@@ -189,17 +189,22 @@ def errors_of(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {error}") from error
 
 
-def check_version() -> None:
-    """Raises UserError unless the right version of DeepSpeed is installed."""
+def installed_version() -> str:
+    """The version of DeepSpeed. Raises UserError if it is not installed."""
     try:
-        installed = importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        installed = "none"
-    if installed != VERSION:
-        advice = "pip install -r requirements-deepspeed.txt"
+        return importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
-            f"--deepspeed needs DeepSpeed {VERSION}, and {installed} is installed: {advice}"
-        )
+            "--deepspeed needs DeepSpeed: pip install -r requirements-deepspeed.txt"
+        ) from error
+
+
+def note_on_version() -> str | None:
+    """A line for a version with which the tests were not run."""
+    installed = installed_version()
+    if installed.partition("+")[0] == TESTED_VERSION:
+        return None
+    return f"note: DeepSpeed {installed} was not tested with this program; {TESTED_VERSION} was"
 
 
 def read_values(path: Path) -> JsonObject:

@@ -3,8 +3,8 @@
 Data order, losses, schedule, loss scale and checkpoints are those of this project. DeepSpeed
 averages gradients over ranks, so losses are multiplied by the number of ranks to get sums.
 
-DeepSpeed's state is read and written in place, through undocumented attributes of version 0.19.8,
-because its own checkpoints are pickles and need the same number of processes.
+DeepSpeed's state is read and written in place, through undocumented attributes (PRIVATE), because
+its own checkpoints are pickles and need the same number of processes.
 """
 
 import atexit
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, ParallelConfig, RunConfig
+from bert_recipe.config.deepspeed_config import TESTED_VERSION, installed_version, note_on_version
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
@@ -31,6 +32,17 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.utils.distributed import set_timeout
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
+
+# What ZeroModel reads and calls of DeepSpeed's optimizers, by stage. A version that is not tested
+# may lack them.
+PRIVATE = {
+    2: ("update_lp_params",),
+    3: (
+        *("fp16_groups", "fp32_partitioned_groups_flat", "grad_position"),
+        *("get_param_id", "persistent_parameters", "_partition_all_parameters"),
+        "_reassign_or_swap_out_partitioned_parameters",
+    ),
+}
 
 
 def load_deepspeed(device: torch.device) -> Any:
@@ -104,6 +116,8 @@ class DeepSpeedModel(ParallelModel):
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             atexit.register(dist.destroy_process_group)
         deepspeed = load_deepspeed(self.device)
+        if self.distributed.is_main and (note := note_on_version()):
+            print_line(note)
         if self.device.type == "cpu" and self.distributed.local_rank == 0:
             print_line(
                 "DeepSpeed's first run on a machine compiles its CPU operations: about a minute"
@@ -198,6 +212,7 @@ class ZeroModel(DeepSpeedModel):
         super().prepare(optimizer)
         self.shard_group = dist.group.WORLD  # which a single process has only now
         self.zero = self.engine.optimizer
+        self._check_private_attributes()
         if self.stage == 3:
             fragments = self._fragments_of_stage_3()
         else:
@@ -209,6 +224,14 @@ class ZeroModel(DeepSpeedModel):
         }
         self._init_state(optimizer)
         self._restore_initial_weights()
+
+    def _check_private_attributes(self) -> None:
+        missing = [name for name in PRIVATE[max(self.stage, 2)] if not hasattr(self.zero, name)]
+        if missing:
+            raise UserError(
+                f"DeepSpeed {installed_version()} has no {missing[0]} in ZeRO stage {self.stage}: "
+                f"pip install deepspeed=={TESTED_VERSION}"
+            )
 
     def _init_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeros where DeepSpeed left no state, as in the optimizer's first step."""

@@ -3,9 +3,9 @@ process, and their checkpoints move freely between stages, numbers of processes 
 """
 
 import contextlib
-import importlib.metadata
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -18,18 +18,13 @@ from small_runs import RunInputs, losses, progress, steps_folder, steps_in, trai
 
 import run_pretraining
 import run_squad
-from bert_recipe.config.deepspeed_config import VERSION
 from bert_recipe.parallel.deepspeed import load_deepspeed
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.distributed import init_distributed
 
-with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-    INSTALLED = importlib.metadata.version("deepspeed")
-
 pytestmark = pytest.mark.skipif(
-    globals().get("INSTALLED") != VERSION,
-    reason=f"needs DeepSpeed {VERSION}: requirements-deepspeed.txt",
+    find_spec("deepspeed") is None, reason="needs DeepSpeed: requirements-deepspeed.txt"
 )
 
 STEPS, SAVED = 10, 5
