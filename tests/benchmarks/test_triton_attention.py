@@ -74,7 +74,7 @@ def test_kernels_become_triton_code_for_a_gpu(kernel, length):
 
     block, step, num_warps = triton_kernels.LaunchConfig.of(length, 64, 2)
     values = {"HEADS": 12, "SIZE": 64, "BLOCKS": triton.cdiv(length, block), "BLOCK": block}
-    values |= {"STEP": step, "WINDOW": -1, "IS_CAUSAL": False, "DROPPED": 6554, "PRECISION": "tf32"}
+    values |= {"STEP": step, "WINDOW": -1, "DROPPED": 6554, "PRECISION": "tf32"}
     types = dict.fromkeys(values, "constexpr") | {"log_sums": "*fp32", "cu_seqlens": "*i32"}
     types |= {"seed_pointer": "*i64", "num_tokens": "i32", "num_sequences": "i32"}
     types |= {"scale": "fp32", "grad_scale": "fp32"}

@@ -59,8 +59,8 @@ def checkpoint(folder: Path) -> bool:
     parts = ModelParts(BertTokenizer(VOCAB_FILE))
     files = ("model.safetensors", "model_optimizer.safetensors")
     writer = CheckpointWriter(folder, DistributedContext())
-    config, tensors = BertConfig(5, 4, 1, 1, 4), dict.fromkeys(files, rows)
-    content = Checkpoint(1, tensors, config, "BertModel", {"step": 1}, record, parts)
+    config, rows_of_files = BertConfig(5, 4, 1, 1, 4), dict.fromkeys(files, rows)
+    content = Checkpoint(1, rows_of_files, config, "BertModel", {"step": 1}, record, parts)
     writer.prepare(content)
     writer.write(content)
     for tensor in tensors.values():

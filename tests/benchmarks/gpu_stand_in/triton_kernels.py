@@ -15,7 +15,7 @@ def main() -> None:
         ends[-1] -= missing
         shape = (int(ends[-1]), 3, 1, 16)
         qkv_T3HD = torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-        out_THD = attend(qkv_T3HD, ends.cuda(), LENGTH, None, False, False, 0.1)
+        out_THD = attend(qkv_T3HD, ends.cuda(), LENGTH, None, False, 0.1)
         out_THD.sum().backward()
     for kernel in (forward_kernel, backward_kernel):
         print(sum(len(caches[0]) for caches in kernel.device_caches.values()))
