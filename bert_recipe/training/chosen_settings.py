@@ -144,7 +144,9 @@ def choose_settings(
 def recorded_settings(
     settings: RunConfig, data: TaskData, starts: Mapping[str, Start]
 ) -> JsonObject:
-    """The hyperparameters of the first run that will be resumed, by name; {} if none is."""
+    """The hyperparameters of the first run that will be resumed, by name; {} if none is, or
+    if it was no training.
+    """
     if settings.start.overwrite:
         return {}
     folder = settings.trainer.checkpoint_folder / data.choice.name / data.task.name
@@ -155,6 +157,6 @@ def recorded_settings(
             recorded = read_progress(path, settings.prefix).hyperparameters
         elif settings.start.resume:
             recorded = read_record(folder / name).hyperparameters
-        if RATE in recorded and GLOBAL_BATCH in recorded:
+        if recorded.get(RATE) is not None and GLOBAL_BATCH in recorded:
             return recorded
     return {}

@@ -106,6 +106,10 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             return super().advice
         return "to train the encoder, without --frozen-encoder, or another encoder"
 
+    @property
+    def defaults_kind(self) -> str | None:
+        return "texts" if self.frozen is None else None
+
     def identity(self) -> dict[str, Any]:
         return {} if self.frozen is None else {"frozen encoder": True}
 
