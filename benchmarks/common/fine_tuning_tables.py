@@ -164,7 +164,7 @@ def make_table(name: str, data: Path, entities: Path | None) -> Table:
     if name == "search":
         parts = [question_pairs(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
         flags = ["--pair-column", "pair"]
-        return Table(run_embeddings, *parts, "ndcg_at_10", flags)
+        return Table(run_embeddings, *parts, "ndcg@10", flags)
     if name == "questions":
         parts = [questions(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
         return Table(run_squad, *parts, "f1", ending="json")

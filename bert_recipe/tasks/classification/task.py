@@ -89,6 +89,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     baseline_rows: LabelledTexts | None = field(default=None, compare=False, repr=False)
     guessing_loss: float | None = None
     frozen: FrozenEncoder | None = field(default=None, compare=False, repr=False)
+    defaults_kind: str | None = "texts"
 
     logits_axis = "sequence"
 
@@ -105,10 +106,6 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if self.frozen is None:
             return super().advice
         return "to train the encoder, without --frozen-encoder, or another encoder"
-
-    @property
-    def defaults_kind(self) -> str | None:
-        return "texts" if self.frozen is None else None
 
     def identity(self) -> dict[str, Any]:
         return {} if self.frozen is None else {"frozen encoder": True}
