@@ -17,11 +17,11 @@ casing. All rows of a file (CSV, TSV, JSON lines or Parquet, also compressed) ar
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from bert_recipe.utils.errors import (
     UserError,
     handle_uncaught_errors,
+    one_line,
     print_error,
     run_main,
 )
@@ -38,7 +39,6 @@ if __name__ == "__main__":
 
 from bert_recipe.config.arguments import check_weights
 from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
-from bert_recipe.tasks.doubtful_rows import warn_of_predicted_blanks
 from bert_recipe.tasks.inference_flags import FLAGS
 from bert_recipe.tasks.squad.files import SquadOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
@@ -52,7 +52,7 @@ from bert_recipe.utils.output_tables import (
     format_like,
 )
 from bert_recipe.utils.progress import print_line, progress_bar
-from bert_recipe.utils.tables import Row, read_texts
+from bert_recipe.utils.tables import Row
 from bert_recipe.utils.text_files import TableFormat, TextFile, kind_of
 
 # Functions import what needs torch: --help and errors of the command line do not wait for it.
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from bert_recipe.checkpoint.model_folder import ModelFolder
     from bert_recipe.model.encoders.config import ModelConfig
     from bert_recipe.parallel.runtime import Runtime
-    from bert_recipe.tasks.predictors import Prediction, Predictor
+    from bert_recipe.tasks.heads import Head, Use
+    from bert_recipe.tasks.predicted_rows import PlacedRow, PredictedRows, Prediction
     from bert_recipe.tasks.text_sequences import SequenceDataset
 
 ROWS_PER_PART = 4096  # of a file to predict
@@ -85,55 +86,27 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return args
 
 
-def heads_of(folder: ModelFolder, config: ModelConfig) -> dict[type[Predictor], str]:
-    """The predictors whose heads are in `folder`, with the names of their models."""
-    import torch
+def choose_head(args: Arguments, folder: ModelFolder, config: ModelConfig) -> Head:
+    """A head in `folder` that takes the given flags. Raises UserError if there is none."""
+    from bert_recipe.tasks.heads import EMBEDDINGS, HEADS, heads_in
 
-    from bert_recipe.checkpoint.pretrained import make_model
-    from bert_recipe.checkpoint.weights import has_head
-    from bert_recipe.tasks.classification.frozen import FrozenEncoder
-    from bert_recipe.tasks.predictors import HEAD_PREDICTORS, FrozenClassPredictor
-
-    if FrozenEncoder.read(folder.path) is not None:
-        return {FrozenClassPredictor: "classifier of vectors"}
-    config = dataclasses.replace(config, tie_word_embeddings=True)
-    with torch.device("meta"):  # for their names
-        models = {kind: make_model(kind.head, config) for kind in HEAD_PREDICTORS}
-    architectures = {
-        kind: model.architecture
-        for kind, model in models.items()
-        if has_head(model, folder.tensors)
-    }
-    # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    named = {kind: name for kind, name in architectures.items() if name == folder.architecture}
-    return named or architectures
-
-
-def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) -> type[Predictor]:
-    """The class for a head in `folder` that takes the given flags. Raises UserError if there is
-    none.
-    """
-    from bert_recipe.tasks.predictors import PREDICTORS, EmbeddingPredictor
-
-    heads = heads_of(folder, config)
-    if args.embed:
-        heads = {EmbeddingPredictor: ""}
+    heads = {"": EMBEDDINGS} if args.embed else heads_in(folder, config)
     if not heads:
         raise UserError(
             f"{folder} has no head: fine-tune it (docs/fine_tuning.md), or give --embed --input"
         )
     head_flags: set[str] = set()  # that only some heads take
-    for predictor in PREDICTORS:
-        head_flags |= set(predictor.flags)
+    for head in (*HEADS.values(), EMBEDDINGS):
+        head_flags |= set(head.flags)
     given = {name for name in head_flags if args.given(name)}
     given = {name for name in given if vars(args)[name] not in (None, False)}
-    for head in heads:
+    for head in heads.values():
         if given <= set(head.flags):
             return head
-    first, architecture = next(iter(heads.items()))
+    architecture, first = next(iter(heads.items()))
     wrong = flag_of(min(given - set(first.flags)))
     others = ", ".join(map(flag_of, first.flags))
-    what = "its embeddings" if first is EmbeddingPredictor else f"a {architecture}"
+    what = f"a {architecture}" if architecture else "its embeddings"
     raise UserError(
         f"{wrong} has no effect on {folder}, {what}: use another model, or its flags {others}"
     )
@@ -143,62 +116,64 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def open_model(args: Arguments) -> Predictor:
-    """The model of --init-checkpoint, for what the flags ask."""
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, for what the flags ask. outputs: of the model for the data set of rows."""
+
+    folder: Path
+    use: Use
+    outputs: Callable[[SequenceDataset], Any]
+
+    def predict(self, rows: PredictedRows) -> list[Prediction]:
+        return rows.predict(self.outputs(rows.dataset))
+
+
+def open_model(args: Arguments) -> LoadedModel:
+    """The model of --init-checkpoint."""
     from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model_in
     from bert_recipe.checkpoint.model_folder import ModelFolder
     from bert_recipe.config import ModelSelection
+    from bert_recipe.model.encoders.config import check_length
+    from bert_recipe.tasks.heads import CLASSES, Asked
 
     folder = ModelFolder.find(args.init_checkpoint)
     choice = choose_model_in(folder, from_flags(ModelSelection, args, bert_model=None))
     check_same_kind(folder, choice)
-    head = choose_predictor(args, folder, choice.config)
-    return load_predictor(args, head, folder, choice)
+    head = choose_head(args, folder, choice.config)
+    length = args.max_seq_length or head.max_length(choice.config, folder)
+    check_length("--max-seq-length", length, choice.config)
+    is_cut = head is CLASSES and args.max_seq_length is None and length < choice.config.max_length
+    if is_cut:
+        print_error(f"note: texts are cut after {length} tokens, as in training")
+    options = answer_options(args, length)
+    has_pairs = args.text_pair is not None or args.pair_column is not None
+    cuts = args.truncate or is_cut
+    prompt = args.prompt_name
+    asked = Asked(choice.config, folder, choice.tokenizer, options, cuts, has_pairs, prompt)
+    return load_model(args, head.use(asked), folder, choice)
 
 
-def load_predictor(
-    args: Arguments, head: type[Predictor], folder: ModelFolder, choice: ModelChoice
-) -> Predictor:
-    """Loads the model in `folder`. Texts for a classifier are cut at the length of its training,
-    if no length is given.
-    """
+def load_model(args: Arguments, use: Use, folder: ModelFolder, choice: ModelChoice) -> LoadedModel:
     from bert_recipe.checkpoint.start import no_log
-    from bert_recipe.model.encoders.config import check_length
-    from bert_recipe.tasks.predictors import ClassPredictor, FrozenClassPredictor
+    from bert_recipe.tasks.heads import MASKS
+    from bert_recipe.tasks.masked_words import best_words
     from bert_recipe.training.evaluation import predict
     from bert_recipe.training.prediction import load_fine_tuned
 
-    config = head.configure(choice.config, folder)
-    length = args.max_seq_length or head.max_length(config, folder)
-    truncates = args.truncate
-    check_length("--max-seq-length", length, config)
-    if (
-        head in (ClassPredictor, FrozenClassPredictor)
-        and args.max_seq_length is None
-        and length < config.max_length
-    ):
-        truncates = True
-        print_error(f"note: texts are cut after {length} tokens, as in training")
     runtime = make_runtime(args)
-    parallel = load_fine_tuned(head.head, config, folder, runtime, log=no_log)
+    parallel = load_fine_tuned(use.head, use.config, folder, runtime, log=no_log)
     parallel.prepare_for_inference(runtime.precision.dtype)
 
-    def logits(dataset: SequenceDataset, axis: str) -> np.ndarray:
-        return predict(parallel, dataset, axis, args.batch_size, runtime)[0]
+    def words(dataset: SequenceDataset) -> Any:
+        autocast = partial(runtime.precision.context, runtime.device)
+        sizes = args.batch_size, args.n_best_size
+        return best_words(parallel.model, choice.tokenizer, dataset, *sizes, autocast)
 
-    return head(
-        config=config,
-        folder=folder.path,
-        tokenizer=choice.tokenizer,
-        num_results=args.n_best_size,
-        options=answer_options(args, length),
-        truncate=truncates,
-        logits=logits,
-        autocast=partial(runtime.precision.context, runtime.device),
-        model=parallel.model,
-        batch_size=args.batch_size,
-        prompt_name=args.prompt_name,
-    )
+    def logits(dataset: SequenceDataset) -> np.ndarray:
+        outputs, _ = predict(parallel, dataset, use.logits_axis, args.batch_size, runtime)
+        return use.logits_of(outputs)
+
+    return LoadedModel(folder.path, use, words if use.head == MASKS else logits)
 
 
 def make_runtime(args: Arguments) -> Runtime:
@@ -236,11 +211,7 @@ def check_files(source: Path, target: Path, embed: bool) -> None:
     TextFile(source).open().close()
 
 
-def table_format_of(args: Arguments) -> TableFormat:
-    return TableFormat(args.delimiter, args.encoding)
-
-
-def predict_file(model: Predictor, args: Arguments) -> None:
+def predict_file(model: LoadedModel, args: Arguments) -> None:
     """Writes the rows of --input, with the columns that are predicted for them, to --output.
 
     All rows are checked before the first one is predicted. Each ROWS_PER_PART rows are a unit of
@@ -248,6 +219,8 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     subfolder whose name identifies input, model and flags: if interrupted, rerun the same command
     to resume.
     """
+    from bert_recipe.tasks.predicted_rows import read_table
+
     by_field = {
         "text": args.text_column,
         "pair": args.pair_column,
@@ -256,39 +229,29 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     }
     columns = {field: column for field, column in by_field.items() if column is not None}
     target = args.output
-    rows = read_texts(
-        args.input, list(columns.values()), table_format=table_format_of(args), is_whole=True
-    )
-    source = TextFile(args.input, table_format=table_format_of(args))
-    target_format = format_like(source, args.decimal)
+    table_format = TableFormat(args.delimiter, args.encoding)
+    placed = read_table(args.input, list(columns.values()), table_format)
+    rows = [row for _, row in placed]
+    target_format = format_like(TextFile(args.input, table_format=table_format), args.decimal)
     if kind_of(target.name)[0] == ".parquet":
-        encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
-    blank = (([row[name] for name in columns.values()], line) for line, row in rows)
-    warn_of_predicted_blanks(args.input, blank)
+        encode_table(target, rows)  # what it cannot store is refused here
     parts = target.with_name(f"{target.name}.parts")
     with closing(lock_folder(parts)):
         folder = parts / json_digest(identity_of(model, args))[:16]
-        predicted = predict_rows(model, source, rows, columns, folder)
+        predicted = predict_rows(model, placed, columns, folder)
         if target.suffix == ".npy":
             write_vectors(target, predicted)
         else:
-            table = add_columns([row for _, row in rows], predicted)
+            table = add_columns(rows, predicted)
             write_atomically(target, encode_table(target, table, target_format))
         remove(parts)
     print_line(f"predictions for {len(rows)} rows in {target}")
 
 
 def predict_rows(
-    model: Predictor,
-    source: TextFile,
-    rows: list[tuple[int, Row]],
-    columns: dict[str, str],
-    folder: Path,
+    model: LoadedModel, rows: Sequence[PlacedRow], columns: dict[str, str], folder: Path
 ) -> list[Row]:
     """The predicted columns of each of `rows`, which are predicted in units of work in `folder`.
-
-    source: the file of the rows, for messages.
-    rows: numbers of lines, and values by column.
     columns: the column of each field that the model takes, such as `text`.
     """
     from bert_recipe.utils.work_units.executors import InProcessExecutor
@@ -298,12 +261,12 @@ def predict_rows(
     for first in range(0, len(rows), ROWS_PER_PART):
         part = rows[first : first + ROWS_PER_PART]
         name = f"{first}.json"
-        predict = None  # the unit is done already, by a run that was interrupted
+        predicted_rows = None  # the unit is done already, by a run that was interrupted
         if read_record(folder, name) is None:
-            places = [source.where(number) for number, _ in part]
+            places = [place for place, _ in part]
             inputs = [{field: row[column] for field, column in columns.items()} for _, row in part]
-            predict = model.prepare(places, inputs)
-        units.append(WorkUnit(name, write_part, (predict,), len(part)))
+            predicted_rows = model.use.rows(places, inputs)
+        units.append(WorkUnit(name, write_part, (model, predicted_rows), len(part)))
     with progress_bar(len(rows), "prediction", "row") as bar:
         run_units(folder, units, InProcessExecutor(), bar.update)
     predicted: list[Row] = []
@@ -320,7 +283,7 @@ def write_vectors(target: Path, predicted: list[Row]) -> None:
     write_atomically(target, content.getvalue())
 
 
-def identity_of(model: Predictor, args: Arguments) -> dict[str, Any]:
+def identity_of(model: LoadedModel, args: Arguments) -> dict[str, Any]:
     """All that the predictions of a file depend on."""
     # Sentence-transformers' modules have folders of their own.
     paths = [*model.folder.glob("*"), *model.folder.glob("*/config.json")]
@@ -335,18 +298,59 @@ def identity_of(model: Predictor, args: Arguments) -> dict[str, Any]:
     return identity
 
 
-def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str, Any]:
-    path.write_text(json.dumps([prediction.columns for prediction in predict()]))
+def write_part(path: Path, model: LoadedModel, rows: PredictedRows) -> dict[str, Any]:
+    path.write_text(json.dumps([prediction.columns for prediction in model.predict(rows)]))
     return {}
 
 
-def answer(model: Predictor, **row: str | None) -> None:
-    """Predicts `row` and prints the results. Fields that are None are left out."""
-    fields = {name: text for name, text in row.items() if text is not None}
-    predict = model.prepare(["the input"], [fields])
-    (prediction,) = predict()
-    for line in prediction.lines:
+def answer(model: LoadedModel, args: Arguments) -> None:
+    """Predicts the text or the question of the flags, and prints the results."""
+    text = args.text if args.text is not None else args.fill_mask
+    fields = {
+        "text": text,
+        "pair": args.text_pair,
+        "question": args.question,
+        "context": args.context,
+    }
+    row = {name: value for name, value in fields.items() if value is not None}
+    (prediction,) = model.predict(model.use.rows(["the input"], [row]))
+    none = "(the passage has no answer)" if args.version_2_with_negative else "(none found)"
+    for line in lines_of(row, prediction, args.n_best_size, none):
         print_line(line)
+
+
+def lines_of(row: Row, prediction: Prediction, num_results: int, none: str) -> list[str]:
+    """What the terminal shows of a prediction. none: of no answer."""
+    columns = prediction.columns
+    if "spans" in columns:
+        lines = ["entities"]
+        for span in columns["spans"]:
+            text = row["text"][span["start"] : span["end"]]
+            lines.append(f"  {one_line(span['label'])}  {one_line(text)}")
+        return lines if columns["spans"] else [*lines, "  (none found)"]
+    lines = []
+    for name, value in columns.items():
+        if name == "filled":
+            lines.append(named("text", value))
+        elif name in ("answer", "label"):
+            lines.append(named(name, value or none))
+        elif name == "labels":
+            lines.append(named(name, ", ".join(value) or "(none)"))
+        elif name == "score":
+            lines.append(named(name, f"{value:.4f}"))
+    if "answer" in columns or "label" in columns:
+        probability = columns.get("probability", columns.get("confidence"))
+        lines.append(named("probability", f"{probability:.3f}"))
+    several = len(prediction.n_best) > 1
+    for number, best in enumerate(prediction.n_best, 1):
+        lines.append(f"n best of [MASK] {number}" if several else "n best")
+        shown = best[:num_results]
+        lines += [f"  {share:.3f}  {one_line(text or none)}" for share, text in shown]
+    return lines
+
+
+def named(name: str, value: str) -> str:
+    return f"{name:<13}{one_line(value)}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -355,13 +359,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.input is not None:
         check_files(args.input, args.output, args.embed)
     model = open_model(args)
-    text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:
         predict_file(model, args)
-    elif text is not None:
-        answer(model, text=text, pair=args.text_pair)
     else:
-        answer(model, question=args.question, context=args.context)
+        answer(model, args)
     return 0
 
 

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import numpy as np
+
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json, write_json
 
@@ -21,6 +23,13 @@ def read_temperature(folder: Path) -> float:
             f"--calibrate, or remove the file"
         )
     return float(temperature)
+
+
+def calibrated(logits: np.ndarray, folder: Path) -> np.ndarray:
+    """The logits of the model in `folder` as their probabilities are to be told. Predictions stay
+    the same.
+    """
+    return logits / np.float32(read_temperature(folder))
 
 
 def write_temperature(folder: Path, temperature: float, num_rows: int) -> None:

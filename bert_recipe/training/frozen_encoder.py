@@ -63,7 +63,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
         writer.wait()
         fitted = replace(task, frozen=frozen)
         sets = list(run.data.sets)
-        scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime)
+        scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime, None)
         if scores:
             card = card_of(architecture, config, run.record, parts, STEP, only_numbers(scores))
             write_card(folder / str(STEP), card)

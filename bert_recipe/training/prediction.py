@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from bert_recipe.checkpoint.calibration import calibrated
 from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -77,7 +78,7 @@ def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime
             settings["starting_weights"] = digest[:DIGITS]
         runtime.reporter.log("PARAMETER", settings)
         parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
-        predict_all(config, task, parallel, sets, results, runtime)
+        predict_all(config, task, parallel, sets, results, runtime, folder.path)
         if digest is not None and runtime.distributed.is_main:
             write_record(results, RunRecord({WEIGHTS: digest}, {}))
     return 0
@@ -124,9 +125,11 @@ def predict_all(
     sets: list[PredictionSet],
     folder: Path,
     runtime: Runtime,
+    model_folder: Path | None,
 ) -> dict[str, float]:
     """Predicts all sets. The main process writes predictions and scores to `folder`; it alone
-    returns scores.
+    returns scores. model_folder: whose calibration applies to what is predicted. Scored rows are
+    as the model gives them, since compare.py --calibrate fits the temperature on them.
     """
     writes = runtime.distributed.is_main and not config.trainer.benchmark
     if writes:  # fail on a bad path before the work
@@ -138,6 +141,8 @@ def predict_all(
         # The last figures in the log are those of the scored set.
         is_logged = prediction_set.is_scored or not has_scored
         logits = predict_set(task, parallel, prediction_set.dataset, config, is_logged, runtime)
+        if model_folder is not None and not prediction_set.is_scored:
+            logits = calibrated(logits, model_folder)
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:

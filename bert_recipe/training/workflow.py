@@ -219,7 +219,8 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
         if runtime.distributed.is_main and run.saves:
             remove_summary(run.folder)
         task, sets = cast(FineTuningTask, run.task), list(run.data.sets)
-        scores = predict_all(run.settings, task, parallel, sets, run.folder, runtime)
+        model = model_folders[-1] if model_folders else None
+        scores = predict_all(run.settings, task, parallel, sets, run.folder, runtime, model)
         if scores and run.saves:
             for model_folder in model_folders:
                 architecture = parallel.model.architecture

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import inference
-from bert_recipe.tasks.predictors import ClassPredictor
+from bert_recipe.tasks.classification import task
 
 CLASSES, SPAN, MASKS = (f"--init-checkpoint {{{name}}}" for name in ("classes", "span", "masks"))
 WHOLE_FILE = "--input {folder}/a.csv --output {folder}/out.csv --text-column review"
@@ -216,7 +216,7 @@ FOLDERS = [
 
 @pytest.fixture(autouse=True)
 def _predicts_nothing(monkeypatch):
-    monkeypatch.setattr(ClassPredictor, "classes", pytest.fail)
+    monkeypatch.setattr(task, "class_predictions", pytest.fail)
 
 
 @refusals(*COMMAND_LINES, *MODELS, *TEXTS, *FILES)

@@ -34,7 +34,7 @@ from bert_recipe.model.token_stream import BatchCounts, TokenStream
 from bert_recipe.tasks.classification.files import Examples
 from bert_recipe.tasks.classification.labels import find_labels
 from bert_recipe.tasks.classification.options import ClassificationOptions
-from bert_recipe.tasks.classification.scores import score, write_predictions
+from bert_recipe.tasks.classification.scores import score, write_submission
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.ner.options import TokenClassificationOptions
@@ -436,28 +436,24 @@ def test_models_of_other_libraries_are_scored_by_the_names_that_they_have(
 
 def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_path):
     examples = examples_of(tmp_path / "test.tsv", "abc")
-    rte = write_predictions(
-        tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "", FORMAT
-    )
+    rte = write_submission(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
     assert rte.name == "RTE.tsv"
     assert (
         rte.read_text()
         == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
     )
     mnli = [
-        write_predictions(
-            tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name, FORMAT
+        write_submission(
+            tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name
         )
         for name in ("matched", "mismatched")
     ]
     assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]
     scores = np.array([[5.4], [2.71828], [-0.1]], np.float32)
-    sts_b = write_predictions(tmp_path, examples, scores, TASKS["sts-b"], "", FORMAT)
+    sts_b = write_submission(tmp_path, examples, scores, TASKS["sts-b"], "")
     assert sts_b.read_text() == "index\tprediction\n0\t5.000\n1\t2.718\n2\t0.000\n"
     boolq = dataclasses.replace(examples_of(tmp_path / "test.jsonl", "ab"), indices=["7", "9"])
-    path = write_predictions(
-        tmp_path, boolq, logits_for(np.array([1, 0])), TASKS["boolq"], "", FORMAT
-    )
+    path = write_submission(tmp_path, boolq, logits_for(np.array([1, 0])), TASKS["boolq"], "")
     assert path.name == "BoolQ.jsonl"
     assert path.read_text() == '{"idx": 7, "label": "true"}\n{"idx": 9, "label": "false"}\n'
 

@@ -23,7 +23,6 @@ from transformers import (
 )
 
 import inference
-from bert_recipe.tasks.predictors import ClassPredictor
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.output_tables import encode_table
@@ -109,13 +108,13 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
     flags = (model, source, tmp_path / "parts.csv", "--text-column", "review")
     predicted = []
     calls = [2, *[0] * 4]
-    real = ClassPredictor.classes
+    real = inference.LoadedModel.predict
 
-    def counted(model, dataset):
-        predicted.append(len(dataset))
+    def counted(model, rows):
+        predicted.append(len(rows.dataset))
         if calls and len(predicted) > calls[0]:
             raise KeyboardInterrupt
-        return real(model, dataset)
+        return real(model, rows)
 
     def interrupted(*more) -> list:
         predicted.clear()
@@ -124,7 +123,7 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
         calls.pop(0)
         return [path for path in (tmp_path / "parts.csv.parts").iterdir() if path.is_dir()]
 
-    monkeypatch.setattr(ClassPredictor, "classes", counted)
+    monkeypatch.setattr(inference.LoadedModel, "predict", counted)
     (parts,) = interrupted()
     assert len(interrupted("--truncate")) == 2
     (model / "tokenizer_config.json").write_text("{}")  # one that was not there

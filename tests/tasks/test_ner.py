@@ -151,7 +151,8 @@ def test_a_word_with_a_tab_does_not_shift_the_columns_of_predictions(tmp_path):
     for each in task.prediction_sets(TOKENIZER):
         each.finish(np.zeros((len(each.dataset.input_ids), len(LABELS)), np.float32), tmp_path)
     (predicted,) = read_json_lines(tmp_path / "predictions.jsonl")
-    assert predicted["tokens"] == row["tokens"] and len(predicted["ner_tags"]) == 2
+    assert predicted["tokens"] == row["tokens"]
+    assert len(predicted["predicted ner_tags"]) == 2
     with (tmp_path / "eval_predictions.tsv").open(newline="") as file:
         rows = [row[:2] for row in csv.reader(file, delimiter="\t") if row]
     assert rows == [["word", "tag"], ["A\tB", "B-PER"], ["left", "O"]]
@@ -181,7 +182,8 @@ def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_
     text = task.dataset([sentence_of("Dogs ran!", "1")], TOKENIZER)
     logits = np.eye(3)[[0, 1, 2, 0, 0]]
     assert [
-        (each["start"], each["end"], each["label"]) for each in task.spans(text, logits)[0]
+        (each["start"], each["end"], each["label"])
+        for each in task.predictions(text, logits)[0].columns["spans"]
     ] == [
         (0, 4, "NOUN"),
         (5, 8, "VERB"),
@@ -318,7 +320,8 @@ def test_json_lines_have_spans_of_characters(tmp_path):
     files = ("--train-file", train, "--eval-file", path, "--predict-file", path)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
     assert read_json(folder / "scores.json")["f1"] == 1
-    assert read_json_lines(folder / "predictions.jsonl") == rows
+    expected = [row | {"predicted spans": row["spans"]} for row in rows]
+    assert read_json_lines(folder / "predictions.jsonl") == expected
 
 
 def test_the_flags_of_transformers_example_choose_columns(tmp_path):

@@ -16,10 +16,11 @@ import torch
 from bert_recipe.tasks.classification.files import Examples
 from bert_recipe.tasks.classification.specs import SUBMISSION_SETS, TaskSpec, set_prefix
 from bert_recipe.tasks.mistakes import Mistake
+from bert_recipe.tasks.predicted_rows import Prediction
 from bert_recipe.utils.files import write_atomically
-from bert_recipe.utils.output_tables import add_columns, encode_table, write_like
-from bert_recipe.utils.tables import Row, read_texts
-from bert_recipe.utils.text_files import TableFormat, table_parts
+from bert_recipe.utils.output_tables import encode_table, write_like
+from bert_recipe.utils.tables import Row
+from bert_recipe.utils.text_files import TableFormat
 
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
@@ -187,25 +188,12 @@ def sureness(logits_nC: np.ndarray, predicted_nC: np.ndarray) -> np.ndarray:
     return np.where(predicted_nC > 0, probability_nC, 1 - probability_nC)
 
 
-def write_predictions(
-    folder: Path,
-    examples: Examples,
-    logits_nC: np.ndarray,
-    spec: TaskSpec,
-    set_name: str,
-    table_format: TableFormat,
+def write_submission(
+    folder: Path, examples: Examples, logits_nC: np.ndarray, spec: TaskSpec, set_name: str
 ) -> Path:
-    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
-    SuperGLUE (JSON lines), or the rows of a custom file with `prediction_columns`, in the format of
-    that file, which was read as `table_format`.
+    """Writes the predictions of a published task in the submission format of GLUE (TSV) or
+    SuperGLUE (JSON lines), and returns the path.
     """
-    if spec.is_custom:
-        rows: list[Row] = []
-        for part in table_parts(examples.path):
-            table = read_texts(part, spec.text_columns, table_format=table_format, is_whole=True)
-            rows += [row for _, row in table]
-        rows = add_columns(rows, prediction_columns(logits_nC, spec.labels, spec.multi_label))
-        return write_like(folder / spec.name, rows, examples.path, table_format)
     words = predicted_words(logits_nC, spec)
     path = folder / submission_name(spec, set_name)
     if spec.extension == ".jsonl":
@@ -215,7 +203,7 @@ def write_predictions(
         ]
         write_atomically(path, "".join(lines))
         return path
-    rows = [
+    rows: list[Row] = [
         {"index": index, "prediction": word}
         for index, word in zip(examples.indices, words, strict=True)
     ]
@@ -223,18 +211,18 @@ def write_predictions(
     return path
 
 
-def prediction_columns(
+def class_predictions(
     logits_nC: np.ndarray, labels: Sequence[str], multi_label: bool
-) -> list[Row]:
-    """What is predicted for each row of a file, as its further columns: `label`, or `labels` if
-    there are several, `confidence` and the probability of each label; or `score`, a number.
+) -> list[Prediction]:
+    """For each row its `label`, or `labels` if there are several, `confidence` and the probability
+    of each label; or `score`, a number.
     """
     if logits_nC.shape[1] == 1 and not multi_label:
-        return [{"score": float(score)} for (score,) in logits_nC]
+        return [Prediction({"score": float(score)}) for (score,) in logits_nC]
     # [n, C] with several labels, else [n]
     chosen = (logits_nC > 0).astype(np.int64) if multi_label else logits_nC.argmax(axis=1)
     confidence_n = confidences(logits_nC, chosen, multi_label).tolist()
-    rows = []
+    predictions = []
     for number, probability_of in enumerate(probabilities(logits_nC, tuple(labels), multi_label)):
         row: Row = {}
         if multi_label:
@@ -242,8 +230,11 @@ def prediction_columns(
         else:
             row["label"] = labels[int(chosen[number])]
         row["confidence"] = confidence_n[number]
-        rows.append(row | {f"probability {name}": value for name, value in probability_of.items()})
-    return rows
+        row |= {f"probability {name}": value for name, value in probability_of.items()}
+        ranked = [(value, name) for name, value in probability_of.items()]
+        ranked.sort(key=lambda entry: entry[0], reverse=True)
+        predictions.append(Prediction(row, [ranked]))
+    return predictions
 
 
 def as_numbers(words: Sequence[str]) -> list[float]:

@@ -5,10 +5,11 @@ samples, N sequences of a stream, C labels.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -35,14 +36,15 @@ from bert_recipe.tasks.classification.labels import (
 )
 from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.scores import (
+    class_predictions,
     constant_prediction,
     load_metrics,
     score,
     scored_name,
     submission_name,
     undefined_reason,
-    write_predictions,
     write_scored,
+    write_submission,
 )
 from bert_recipe.tasks.classification.specs import TaskSpec, set_prefix
 from bert_recipe.tasks.doubtful_rows import (
@@ -53,11 +55,19 @@ from bert_recipe.tasks.doubtful_rows import (
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.mistakes import mistake_lines, most_confident
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
+from bert_recipe.tasks.predicted_rows import (
+    PredictedRows,
+    Prediction,
+    read_table,
+    write_predicted,
+)
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import TextDataset
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.output_tables import names_like
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.tables import Row
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -222,7 +232,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             guessing_loss=loss_of_guessing(values, spec, weights, options.label_smoothing),
             frozen=frozen,
         )
-        dataset = task.text_dataset(tokenizer, examples, values)
+        dataset = task.text_dataset(tokenizer, examples.texts, examples.pairs, values)
         task.say_what_is_cut(examples.path, dataset)
         return task, dataset
 
@@ -249,10 +259,13 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         return cls(options, spec, max_seq_length, stored_labels, frozen=frozen)
 
     def text_dataset(
-        self, tokenizer: "Tokenizer", examples: Examples, values: np.ndarray | None = None
+        self,
+        tokenizer: "Tokenizer",
+        texts: list[str],
+        pairs: list[str] | None,
+        values: np.ndarray | None = None,
     ) -> TextDataset:
-        """The texts of `examples`, of a frozen encoder with its prompt. values: see TextDataset."""
-        texts, pairs = examples.texts, examples.pairs
+        """Texts, of a frozen encoder with its prompt. values: see TextDataset."""
         if self.frozen is not None:
             texts, pairs = self.frozen.prompted(texts, pairs)
         return TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
@@ -262,30 +275,82 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if options.eval_files:
             load_metrics()  # fail on a missing package before training
         sets = []
-        for files, labelled in ((options.eval_files, True), (options.predict_files, False)):
-            for set_name, path in files.items():
-                if labelled:
-                    examples = read_labelled(path, self.spec, options, self.split)
-                else:
-                    examples = read_examples(path, self.spec, False, True, options)
-                if labelled and self.split is not None:
-                    examples = examples.where(held_out(examples, self.spec, self.split))
-                values = label_values(examples, self.spec) if labelled else None
-                finish = partial(self.finish, examples, values, set_name)
-                undefined = None
-                baselines = None
-                if values is not None:
-                    undefined = self.undefined_reason(values, set_name)
-                if values is not None and self.baseline_rows is not None:
-                    parts = (self.baseline_rows, examples, values, self.spec, set_name)
-                    baselines = once(partial(class_baselines, *parts))
-                dataset = self.text_dataset(tokenizer, examples)
-                if options.train_file is None and not options.is_published:
-                    self.say_what_is_cut(path, dataset)
-                if not labelled:
-                    warn_of_unread(path, examples)
-                sets.append(PredictionSet(dataset, finish, labelled, undefined, baselines))
+        for name, path in options.eval_files.items():
+            sets.append(self.scored_set(tokenizer, name, path))
+        for name, path in options.predict_files.items():
+            if options.is_published:
+                sets.append(self.submission_set(tokenizer, name, path))
+            else:
+                sets.append(self.rows_set(tokenizer, path))
         return sets
+
+    def scored_set(self, tokenizer: "Tokenizer", set_name: str, path: Path) -> PredictionSet:
+        examples = read_labelled(path, self.spec, self.options, self.split)
+        if self.split is not None:
+            examples = examples.where(held_out(examples, self.spec, self.split))
+        values = label_values(examples, self.spec)
+        baselines = None
+        if self.baseline_rows is not None:
+            parts = (self.baseline_rows, examples, values, self.spec, set_name)
+            baselines = once(partial(class_baselines, *parts))
+        dataset = self.text_dataset(tokenizer, examples.texts, examples.pairs)
+        if self.options.train_file is None and not self.options.is_published:
+            self.say_what_is_cut(path, dataset)
+        finish = partial(self.finish, examples, values, set_name)
+        undefined = self.undefined_reason(values, set_name)
+        return PredictionSet(dataset, finish, True, undefined, baselines)
+
+    def submission_set(self, tokenizer: "Tokenizer", set_name: str, path: Path) -> PredictionSet:
+        """A published task's file to predict."""
+        examples = read_examples(path, self.spec, False, True, self.options)
+        warn_of_unread(path, examples)
+        dataset = self.text_dataset(tokenizer, examples.texts, examples.pairs)
+
+        def finish(logits_nC: np.ndarray, folder: Path | None) -> JsonObject:
+            if folder is not None:
+                logits_nC = self.in_order(logits_nC)
+                path = write_submission(folder, examples, logits_nC, self.spec, set_name)
+                print_line(f"predictions for {len(examples)} samples in {path}")
+            return {}
+
+        return PredictionSet(dataset, finish, False)
+
+    def rows_set(self, tokenizer: "Tokenizer", path: Path) -> PredictionSet:
+        """A user's own file to predict."""
+        table_format = self.options.table_format
+        rows = [row for _, row in read_table(path, self.spec.text_columns, table_format)]
+        names = dict(zip(("text", "pair"), self.spec.text_columns, strict=False))
+        fields = [{field: row[name] for field, name in names.items()} for row in rows]
+        dataset, predict = self.rows_to_predict(tokenizer, fields)
+        if self.options.train_file is None:
+            self.say_what_is_cut(path, cast(TextDataset, dataset))
+
+        def finish(logits_nC: np.ndarray, folder: Path | None) -> JsonObject:
+            if folder is not None:
+                predictions = predict(logits_nC)
+                write_predicted(folder / self.spec.name, rows, predictions, path, table_format)
+            return {}
+
+        return PredictionSet(dataset, finish, False)
+
+    def rows_to_predict(self, tokenizer: "Tokenizer", rows: Sequence[Row]) -> PredictedRows:
+        """rows: with `text`, and `pair` if the task has pairs."""
+        pairs = [row["pair"] for row in rows] if self.text_pairs else None
+        dataset = self.text_dataset(tokenizer, [row["text"] for row in rows], pairs)
+
+        def predict(logits_nC: np.ndarray) -> list[Prediction]:
+            logits_nC = self.in_order(logits_nC)
+            return class_predictions(logits_nC, self.spec.labels, self.multi_label)
+
+        return PredictedRows(dataset, predict)
+
+    def in_order(self, logits_nC: np.ndarray) -> np.ndarray:
+        """The logits in the task's order of labels: a model from another library may have
+        another.
+        """
+        if not self.stored_labels:
+            return logits_nC
+        return logits_nC[:, [self.stored_labels.index(label) for label in self.spec.labels]]
 
     def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
         """Says which share of a file the model does not see; of folds that of the first one."""
@@ -301,26 +366,13 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     def finish(
         self,
         examples: Examples,
-        values: np.ndarray | None,
+        values: np.ndarray,
         set_name: str,
         logits_nC: np.ndarray,
         folder: Path | None,
-    ) -> dict[str, Any]:
-        """Writes the predictions, and returns the scores for the label `values` if there are
-        some.
-        """
-        if self.stored_labels:  # a model from another library may have the labels in another order
-            logits_nC = logits_nC[
-                :, [self.stored_labels.index(label) for label in self.spec.labels]
-            ]
-        if values is None:
-            if folder is None:
-                return {}
-            path = write_predictions(
-                folder, examples, logits_nC, self.spec, set_name, self.options.table_format
-            )
-            print_line(f"predictions for {len(examples)} samples in {path}")
-            return {}
+    ) -> JsonObject:
+        """Writes the scored rows, and returns the scores for the label `values`."""
+        logits_nC = self.in_order(logits_nC)
         scores = score(logits_nC, values, self.spec, set_name)
         if folder is None:
             return scores

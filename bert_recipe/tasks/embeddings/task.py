@@ -42,6 +42,7 @@ from bert_recipe.tasks.embeddings.retrieval import (
 )
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
+from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import BatchForward, PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset
@@ -326,6 +327,21 @@ class GlobalBatch(BatchForward):
         losses_N = embeddings_NE.new_zeros(len(embeddings_NE))
         losses_N[::k] = losses_n.detach()[start // k : stop // k]
         return losses_N, gradient_NE[start:stop]
+
+
+def texts_to_embed(
+    tokenizer: "Tokenizer", rows: Sequence[Row], settings: EmbeddingSettings, max_length: int
+) -> PredictedRows:
+    """rows: with `text` and maybe `pair`, which is embedded with it."""
+    pairs = [row["pair"] for row in rows] if "pair" in rows[0] else None
+    dataset = TextDataset(tokenizer, max_length, [row["text"] for row in rows], pairs)
+
+    def predict(vectors_nE: np.ndarray) -> list[Prediction]:
+        if settings.normalize:
+            vectors_nE = normalized(vectors_nE)
+        return [Prediction({"embedding": vector.tolist()}) for vector in vectors_nE]
+
+    return PredictedRows(dataset, predict)
 
 
 def undefined_reason(tuples: TextTuples) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.tasks.doubtful_rows import warn_of_contradictions
+from bert_recipe.tasks.doubtful_rows import warn_of_contradictions, warn_of_predicted_blanks
 from bert_recipe.tasks.ner.columns import Layouts, SentenceColumns, find_layouts, read_columns
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, to_iob2
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions, read_group
@@ -116,14 +116,18 @@ def read_sentences(
     file = reading.open_table(path, bad)
     sentences = []
     labelled = []
+    texts = []  # to predict
     for where, sentence in read_any(file, tagged, bad, chosen, form):
         if tagged and sentence.text is None and not form.tags.is_class:
             sentence = replace(sentence, tags=to_iob2(sentence.tags))
         if tagged:
             labelled.append((sentence.content, sentence.labels, bad.place(where)))
+        elif sentence.text is not None:
+            texts.append(((sentence.text,), bad.place(where)))
         sentences.append(sentence)
     bad.finish(len(sentences))
     warn_of_contradictions(path, labelled, "sentences")
+    warn_of_predicted_blanks(path, texts)
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
     return sentences
@@ -240,7 +244,7 @@ def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
 
 def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
     """A text with entities. where: place in errors."""
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or (tagged and not text.strip()):
         raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
     checked = [check_span(span, text, where) for span in spans]
     ordered = sorted(checked, key=lambda entity: entity[1:])

@@ -36,19 +36,21 @@ from bert_recipe.tasks.ner.scores import accuracy, entity_scores
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, has_classes, tags_of, types_of
 from bert_recipe.tasks.ner.token_labels import TaggedDataset, are_segmented
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
+from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction, write_predicted
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import Number, PredictionSet, SeparableTask
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject
-from bert_recipe.utils.output_tables import encode_table, quoted_lines
+from bert_recipe.utils.output_tables import encode_table, names_like, quoted_lines
 from bert_recipe.utils.progress import print_line, print_once
-from bert_recipe.utils.tables import Row
-from bert_recipe.utils.text_files import kind_of, table_parts
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import TextFile, kind_of, table_parts
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
+PREDICTED, COLUMNS_FILE = "predictions", "predictions.tsv"
 SCORED_FILE = "eval_predictions.tsv"
 SCORED_COLUMNS = ("word", "tag", "prediction", "probability")
 SCORED_TEXTS = "eval_predictions.jsonl"  # texts with entities, whose tokens differ between models
@@ -78,7 +80,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     head = "token_classification"
     logits_axis = "token"
     defaults_kind = "words"
-    result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE, SCORED_TEXTS)
+    result_files = (*names_like(PREDICTED), SCORED_FILE, SCORED_TEXTS)
 
     @property
     def has_classes(self) -> bool:
@@ -318,42 +320,41 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
             predicted = list(map(tags_of, predicted_entities, dataset.bounds))
         return {"accuracy": accuracy(expected, predicted)} | scores
 
-    def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
-        """The entities of each text, or its words: first character, end, and type."""
-        predicted_entities = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-        return list(map(span_rows, predicted_entities))
+    def texts_to_predict(self, tokenizer: "Tokenizer", texts: Sequence[str]) -> PredictedRows:
+        dataset = self.dataset([Sentence(text=text) for text in texts], tokenizer)
+        return PredictedRows(dataset, partial(self.predictions, dataset))
 
-    @property
-    def predicts_rows(self) -> bool:
-        """Whether the file to predict has rows of words, not columns."""
-        path = self.options.predict_file
-        return path is not None and kind_of(table_parts(path)[0].name)[0] in ROW_FORMATS
+    def predictions(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[Prediction]:
+        """Of each text its entities, or words with classes: first character, end, and type; of
+        words their tags.
+        """
+        entities_of = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+        if dataset.sentences[0].text is not None:
+            return [Prediction({"spans": span_rows(spans)}) for spans in entities_of]
+        tags = map(self.word_tags, dataset.sentences, entities_of)
+        return [Prediction({"ner_tags": tags_of_words}) for tags_of_words in tags]
 
     def write(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
     ) -> JsonObject:
         if folder is None:
             return {}
-        sentences = dataset.sentences
-        columns_file, rows_file, *_ = self.result_files
-        if sentences[0].text is not None:
-            path = folder / rows_file
-            spans = self.spans(dataset, logits_TC)
-            rows: list[Row] = [
-                {"text": sentence.text, "spans": found}
-                for sentence, found in zip(sentences, spans, strict=True)
-            ]
-        else:
-            path = folder / (rows_file if self.predicts_rows else columns_file)
-            entities_of = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-            tags = map(self.word_tags, sentences, entities_of)
-            rows = [
-                {"tokens": list(sentence.words), "ner_tags": tags_of_words}
-                for sentence, tags_of_words in zip(sentences, tags, strict=True)
-            ]
-        is_columns = path.name == columns_file
-        write_atomically(path, as_columns(rows) if is_columns else encode_table(path, rows))
-        print_line(f"predictions for {len(sentences)} sentences in {path}")
+        predictions = self.predictions(dataset, logits_TC)
+        source = self.options.predict_file
+        if source is not None and kind_of(table_parts(source)[0].name)[0] in ROW_FORMATS:
+            table_format = self.options.table_format
+            rows = []
+            for part in table_parts(source):
+                rows += [row for _, row in read_rows(TextFile(part, table_format=table_format))]
+            write_predicted(folder / PREDICTED, rows, predictions, source, table_format)
+            return {}
+        path = folder / COLUMNS_FILE
+        lines: list[str] = []
+        for sentence, prediction in zip(dataset.sentences, predictions, strict=True):
+            pairs = zip(sentence.words, prediction.columns["ner_tags"], strict=True)
+            lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in pairs), ""]
+        write_atomically(path, "\n".join(lines) + "\n")
+        print_line(f"predictions for {len(dataset.sentences)} sentences in {path}")
         return {}
 
 
@@ -378,15 +379,6 @@ def read_file(
     for part in table_parts(path):
         sentences += read_sentences(part, tagged, options, columns, form)
     return sentences
-
-
-def as_columns(rows: Sequence[Row]) -> str:
-    """Words with their tags as a file of columns has them, which has no quotation marks."""
-    lines: list[str] = []
-    for row in rows:
-        pairs = zip(row["tokens"], row["ner_tags"], strict=True)
-        lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in pairs), ""]
-    return "\n".join(lines) + "\n"
 
 
 def learnt_tags(sentences: Sequence[Sentence], label_all_tokens: bool) -> set[str]:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, from_json, parse_json, read_json
 from bert_recipe.utils.known_tools import DATA, refuse_known
-from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.tables import Row, read_rows
 from bert_recipe.utils.text_files import TABLES, TextFile, table_parts
 from bert_recipe.utils.words import from_utf16, spaced_spans
 
@@ -83,12 +83,26 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Squad:
-    """A SQuAD file: all contexts, and all questions in the file's order."""
+    """A SQuAD file: all contexts, and all questions in the file's order.
+
+    version_2: the questions have an `is_impossible` key.
+    rows: of a table, one for each question, with all columns.
+    """
 
     path: Path
     contexts: list[str]
     questions: list[Question]
-    version_2: bool  # the questions have an `is_impossible` key
+    version_2: bool
+    rows: Sequence[Row] = field(default=(), compare=False, repr=False)
+
+    def table(self) -> Sequence[Row]:
+        """A row for each question: that of the file, or the question with its context."""
+        if len(self.rows) == len(self.questions):
+            return self.rows
+        return [
+            {"id": one.id, "question": one.text, "context": self.contexts[one.context]}
+            for one in self.questions
+        ]
 
 
 @dataclass(frozen=True)
@@ -140,7 +154,8 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
         bad_rows.finish()
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
-    return Squad(path, contexts, list(questions.values()), version_2)
+    rows = raw["data"] if all(map(is_flat, raw["data"])) else ()
+    return Squad(path, contexts, list(questions.values()), version_2, rows)
 
 
 def read_document(path: Path, bad: BadRows) -> Any:

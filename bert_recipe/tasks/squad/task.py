@@ -21,6 +21,7 @@ from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.mistakes import Mistake, most_confident
+from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction, write_predicted
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.squad.files import (
     DOC_STRIDE,
@@ -38,7 +39,7 @@ from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject, write_json
-from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.output_tables import encode_table, names_like
 from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.tables import Row
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = SquadOptions()
 SCORED_FILE, NO_ANSWER = "eval_predictions.jsonl", "(no answer)"
+PREDICTED = "predictions"  # the table, without the extension
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
@@ -61,7 +63,7 @@ class SquadTask(FineTuningTask, SeparableTask):
     head = "question_answering"
     logits_axis = "token"
     defaults_kind = "questions"
-    result_files = (*PREDICTION_FILES, SCORED_FILE)
+    result_files = (*PREDICTION_FILES, SCORED_FILE, *names_like(PREDICTED))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         spans = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
@@ -148,6 +150,9 @@ class SquadTask(FineTuningTask, SeparableTask):
             path = write_predictions(folder, predictions)
             print_line(f"answers to {len(predictions.answers)} questions in {path}")
         if not self.options.do_eval:
+            if folder is not None:
+                squad, stem = dataset.squad, folder / PREDICTED
+                write_predicted(stem, squad.table(), answers_of(dataset, predictions), squad.path)
             return {}
         # The threshold on the null odds was applied when the answers were chosen.
         scores: JsonObject = evaluate(
@@ -405,6 +410,32 @@ def decode(
         answers[question.id] = best.text if best else ""
         nbest[question.id] = with_probabilities(candidates or [Candidate("", 0.0, 0.0)])
     return Predictions(answers, nbest, null_odds if options.version_2_with_negative else None)
+
+
+def answers_of(dataset: SquadDataset, predictions: Predictions) -> list[Prediction]:
+    """The answer to each question, empty for none, and its probability."""
+    results = []
+    for question in dataset.squad.questions:
+        answer = predictions.answers[question.id]
+        best = [(one["probability"], one["text"]) for one in predictions.nbest[question.id]]
+        probability = next(share for share, text in best if text == answer)
+        results.append(Prediction({"answer": answer, "probability": probability}, [best]))
+    return results
+
+
+def questions_to_predict(
+    tokenizer: "Tokenizer", rows: Sequence[Row], options: SquadOptions
+) -> PredictedRows:
+    """rows: with `question` and `context`."""
+    questions = [Question(str(i), row["question"], i, ()) for i, row in enumerate(rows)]
+    contexts = [row["context"] for row in rows]
+    squad = Squad(Path(), contexts, questions, options.version_2_with_negative)
+    dataset = SquadDataset(squad, tokenizer, options)
+
+    def predict(logits_T2: np.ndarray) -> list[Prediction]:
+        return answers_of(dataset, decode(dataset, logits_T2, options))
+
+    return PredictedRows(dataset, predict)
 
 
 def feature_spans(
