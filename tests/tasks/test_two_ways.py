@@ -65,7 +65,7 @@ CASES = {
         {"num_labels": 1},
         "a.jsonl",
         PAIR,
-        ("--negative-columns", "n"),
+        ("--regression",),
     ),
     "entities": (run_ner, BertForTokenClassification, named(TAGS), "a.jsonl", TEXT, ()),
     "questions": (
@@ -91,7 +91,6 @@ def predict(folder: Path, case: str, model: Path) -> list[Path]:
     source = folder / name
     common = ["--init-checkpoint", model, "--device", "cpu", *flags]
     words = ["--do-predict", "--predict-file", source, "--output-dir", folder / "out", *of_program]
-    words += ["--bert-model", "custom"]
     assert program.main([str(word) for word in [*common, *words]]) == 0
     (first,) = (folder / "out").rglob(f"predictions{source.suffix}")
     second = folder / f"by_inference{source.suffix}"
