@@ -56,7 +56,7 @@ def best_words(
     dataset: SequenceDataset,
     batch_size: int,
     num_results: int,
-    autocast: Callable[[], AbstractContextManager[None]],
+    autocast: Callable[[], AbstractContextManager[object]],
 ) -> list[list[Words]]:
     """The best words of each mask of each sequence. autocast: the context of a forward pass."""
     model.eval()
