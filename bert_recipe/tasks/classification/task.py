@@ -231,6 +231,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             baseline_rows=baseline_rows,
             guessing_loss=loss_of_guessing(values, spec, weights, options.label_smoothing),
             frozen=frozen,
+            defaults_kind="texts" if frozen is None else None,
         )
         dataset = task.text_dataset(tokenizer, examples.texts, examples.pairs, values)
         task.say_what_is_cut(examples.path, dataset)
