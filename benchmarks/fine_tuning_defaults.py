@@ -37,6 +37,7 @@ import run_squad
 from benchmarks.common.fine_tuning_tables import Row, Table, drawn, make_table, write_rows
 from benchmarks.common.results import CPU, RESULTS, benchmark_parser, machine_info
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
@@ -92,10 +93,9 @@ def run_project(
         (run,) = (folder / "out").glob("*/*/scores.json")
         scores = read_json(run, "scores")
         result: Row = {"score": scores[table.metric]}
-        for name in ("hyperparameters",):
-            record = read_json(run.parent / "run.json", "the record")
-            kept = ("--learning-rate", GLOBAL_BATCH, "--max-steps", "--epochs")
-            result["chosen"] = {key: value for key, value in record[name].items() if key in kept}
+        kept = ("--learning-rate", GLOBAL_BATCH, "--max-steps", "--epochs")
+        values = read_record(run.parent).hyperparameters
+        result["chosen"] = {key: value for key, value in values.items() if key in kept}
         result["loss"] = last_loss(run.parent / "report.json")
         predictions = run.parent / f"eval_predictions.{table.ending}"
         if table.metric == "accuracy":

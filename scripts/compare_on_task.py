@@ -30,8 +30,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import run_glue
-from bert_recipe.checkpoint.identity import read_record
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import RunConfig
 from bert_recipe.reporting.comparison import (
     ScoreDifference,

@@ -109,7 +109,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 if ((${#first[@]} > 0)); then run_tasks "${first[@]}"; fi
 if ((${#second[@]} > 0)); then
-  mnli=$(dirname "$(find "$out_dir/mnli" -name run.json | sort | head -n 1)")
+  mnli=$(find "$out_dir/mnli" -name '*_progress.json' | sort | head -n 1)
+  mnli=${mnli%/*/*} # the folder of steps
   run_tasks "${second[@]}"
 fi
 PYTHONPATH=$root python3 -P -m bert_recipe.reporting.glue_table "$out_dir"

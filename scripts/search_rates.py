@@ -33,7 +33,7 @@ if __name__ == "__main__":
 import numpy as np
 
 import report
-from bert_recipe.checkpoint.identity import read_record
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import RunConfig
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.reporting.markdown import markdown_table

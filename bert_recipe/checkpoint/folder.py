@@ -34,7 +34,7 @@ from bert_recipe.utils.progress import print_line
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
-RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
+PROBE = "probe"  # in the folder of steps, for a moment; its processes look for it
 # In the folder of steps: the model with the best score, and the scores over time, see
 # best.py.
 BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
@@ -230,6 +230,15 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
+def is_of_run(folder: Path) -> bool:
+    """Whether a model folder is a step of a run, or its best or averaged model, where the run has
+    written it.
+    """
+    if not (is_step(folder.name) or folder.name in (BEST_FOLDER, AVERAGES_FOLDER)):
+        return False
+    return any(folder.parent.glob(f"[0-9]*/{MANIFEST_FILE}"))
+
+
 def newest_checkpoint(
     parent: str | Path,
     log: Callable[[str], None] = print_line,
@@ -359,7 +368,7 @@ def remove_leftovers(parent: Path) -> None:
     """
     for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
         name = path.name.partition(TEMPORARY_SUFFIX)[0]
-        if is_step(name) or name in (RECORD_FILE, BEST_FOLDER, AVERAGES_FOLDER):
+        if is_step(name) or name in (PROBE, BEST_FOLDER, AVERAGES_FOLDER):
             remove(path)
 
 

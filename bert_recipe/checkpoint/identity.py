@@ -1,8 +1,8 @@
-"""Run identity. A folder of steps belongs to one run, whose record is in run.json.
+"""Run identity. A folder of steps belongs to one run, whose record is in each of its checkpoints.
 
 The identity (initial weights, data, vocabulary, architecture, seed) is fixed for a folder.
 Hyperparameters may change while a run is unfinished; TrainState.restore logs the changes. Settings
-that do not affect results are not recorded.
+that do not affect results are not compared.
 """
 
 import json
@@ -15,23 +15,20 @@ from bert_recipe.checkpoint.folder import (
     AVERAGES_FOLDER,
     BEST_FOLDER,
     EVALUATIONS_FILE,
-    MANIFEST_FILE,
-    RECORD_FILE,
     SEED_FOLDER,
     checkpoint_steps,
 )
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.record import DevelopmentData, RunRecord
+from bert_recipe.checkpoint.record import PREDICTED_BY_FILE, DevelopmentData, read_record
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import remove
-from bert_recipe.utils.json_files import JsonObject, read_json, write_json
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_line
 
 WEIGHTS = "starting weights"
 ANOTHER = "choose another --output-dir"
-WAYS_OUT = f"{ANOTHER}, or add --overwrite to remove what is there"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
 READING = "reading of the development data"
@@ -74,58 +71,6 @@ def identity_of(
     }
 
 
-def read_record(folder: Path) -> RunRecord:
-    """The record of the run in a folder of steps; an empty one if the folder has no record, or no
-    checkpoint.
-    """
-    path = folder / RECORD_FILE
-    if not path.is_file() or not checkpoint_steps(folder):
-        return RunRecord({}, {})
-    return read_json(path, "the record of a run", RunRecord)
-
-
-def check_record(folder: Path, record: RunRecord) -> None:
-    """Raises UserError if `folder` has the record of another run, or of a finished run with other
-    settings.
-    """
-    keeps_best = (folder / EVALUATIONS_FILE).is_file() or (folder / BEST_FOLDER).is_dir()
-    if keeps_best and record.identity["development data"] is None:
-        raise UserError(
-            f"{folder} has the best model of its evaluations, and this run makes none: add "
-            f"--eval-steps as before, {WAYS_OUT}"
-        )
-    stored = read_record(folder)
-    if difference := first_difference(stored.identity, record.identity):
-        ways_out = WAYS_OUT
-        if difference == f"other {WEIGHTS}":  # --overwrite of a script removes phase 1, too
-            ways_out = f"{ANOTHER}, or rename or remove the folder"
-        raise UserError(f"{folder} belongs to a run with {difference}: {ways_out}")
-    if stored.hyperparameters:
-        check_steps(folder, stored.hyperparameters, record.hyperparameters)
-
-
-def check_steps(folder: Path, then: JsonObject, now: JsonObject) -> None:
-    """Raises UserError if the run in `folder` is longer than this one will be, or as long, with
-    other settings.
-
-    then: its recorded hyperparameters.
-    now: those of this run.
-    """
-    step, max_steps = checkpoint_steps(folder)[-1], now["--max-steps"]
-    if step > max_steps and not (folder / str(step) / MANIFEST_FILE).is_file():
-        raise UserError(
-            f"{folder / str(step)} has the name of a step, but is no checkpoint: it has no "
-            f"{MANIFEST_FILE}; remove or rename it"
-        )
-    if step > max_steps:
-        raise UserError(
-            f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or "
-            f"{WAYS_OUT}"
-        )
-    if step == max_steps and (difference := first_setting(then, now)):
-        raise UserError(f"{folder} holds a finished run with {difference}: {WAYS_OUT}")
-
-
 def first_setting(then: JsonObject, now: JsonObject) -> str | None:
     """The first hyperparameter, but the run's length, whose value was another one; None if all are
     the same.
@@ -146,6 +91,16 @@ def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
         if then is not None and _is_known(name, now) and then != now:
             return _difference(name, then, now)
     return None
+
+
+def refuse_to_lose_best(folder: Path, identity: JsonObject) -> None:
+    """Raises UserError if `folder` has the best model of a run, and this one keeps none."""
+    keeps_best = (folder / EVALUATIONS_FILE).is_file() or (folder / BEST_FOLDER).is_dir()
+    if keeps_best and identity["development data"] is None:
+        raise UserError(
+            f"{folder} has the best model of its evaluations, and this run makes none: add "
+            f"--eval-steps as before, {ANOTHER}, or add --overwrite to remove what is there"
+        )
 
 
 def refuse_seeds(folder: Path, kind: str | None = None) -> None:
@@ -169,11 +124,7 @@ def check_results_of(folder: Path, model: ModelFolder) -> str:
     another model.
     """
     digest = model.weights_digest
-    stored_digest = digest
-    path = folder / RECORD_FILE
-    if path.is_file():
-        record = read_json(path, "the record of a run", RunRecord)
-        stored_digest = record.identity.get(WEIGHTS, digest)
+    stored_digest = read_record(folder).identity.get(WEIGHTS, digest)
     if checkpoint_steps(folder) or stored_digest != digest:
         raise UserError(f"{folder} has the results of another model: {ANOTHER}")
     return digest
@@ -197,14 +148,6 @@ def _difference(name: str, then: Any, now: Any) -> str:
     return f"{name} {then} (this run uses {now})"
 
 
-def complete_record(folder: Path, record: RunRecord) -> RunRecord:
-    """`record` with the values that are stored in `folder` for those that this run does not know,
-    such as the starting weights of a run that is resumed without their folder.
-    """
-    identity = complete_identity(record.identity, read_record(folder).identity)
-    return replace(record, identity=identity)
-
-
 def complete_identity(identity: JsonObject, stored: JsonObject) -> JsonObject:
     """`identity` with the values of `stored` for those that a run which resumes does not know."""
     return {
@@ -213,15 +156,8 @@ def complete_identity(identity: JsonObject, stored: JsonObject) -> JsonObject:
     }
 
 
-def write_record(folder: Path, record: RunRecord) -> None:
-    """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
-    complete = complete_record(folder, record)
-    content = {"identity": complete.identity, "hyperparameters": complete.hyperparameters}
-    write_json(folder / RECORD_FILE, content)
-
-
 def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | None) -> None:
-    """Removes the checkpoints, the record and the result files of a run from a folder of steps.
+    """Removes the checkpoints and the result files of a run from a folder of steps.
 
     folder: of the steps.
     result_files: names of the result files in it.
@@ -235,5 +171,5 @@ def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | 
         print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
     for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
-    for name in (RECORD_FILE, *result_files):
+    for name in (PREDICTED_BY_FILE, *result_files):
         (folder / name).unlink(missing_ok=True)

@@ -9,8 +9,8 @@ from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
-    RECORD_FILE,
     find_model_folder,
+    is_of_run,
     model_digest,
 )
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
@@ -81,7 +81,7 @@ class ModelFolder:
         task>[/seed-N or /fold-N]/<step>` and in Hugging Face's cache that of the model.
         """
         parent = self.path.resolve().parent
-        if (parent / RECORD_FILE).is_file():  # the folder is a step of a run
+        if is_of_run(self.path.resolve()):
             run = parent
             if run.name.startswith(("seed-", "fold-")):
                 run = run.parent

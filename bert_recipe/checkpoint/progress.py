@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
-from bert_recipe.checkpoint.identity import first_difference, first_setting
+from bert_recipe.checkpoint.identity import ANOTHER, WEIGHTS, first_difference, first_setting
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.config import is_step
@@ -17,7 +17,8 @@ from bert_recipe.utils.json_files import JsonObject, read_json
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 FLOAT32_LINEAR = "float32_linear"  # the library of linear layers, among the versions
-WAYS_OUT = "use the same, or take only its weights with --from-pretrained-params"
+WAYS_OUT = "take only its weights with --from-pretrained-params"
+WAYS_OUT_OF_A_FOLDER = f"{ANOTHER}, or add --overwrite to remove what is there"
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
 
@@ -31,8 +32,6 @@ class Progress(RunRecord):
     Those with a default are missing in checkpoints of older versions.
     """
 
-    identity: JsonObject = field(default_factory=dict)
-    hyperparameters: JsonObject = field(default_factory=dict)
     phase: str = field()  # which all have, as those after it
     seed: int = field()
     num_samples: int = field()
@@ -65,51 +64,47 @@ def read_progress(folder: Path, prefix: str) -> Progress:
 
 
 def check_same_run(
-    folder: ModelFolder,
-    progress: Progress,
-    config: JsonObject,
-    record: RunRecord,
-    tokenizer: Tokenizer,
+    folder: ModelFolder, progress: Progress, record: RunRecord, tokenizer: Tokenizer, is_own: bool
 ) -> None:
-    """Raises UserError if the checkpoint `folder` is of another run, as `identity.check_record`
-    does for the record of a folder of steps.
+    """Raises UserError if the checkpoint `folder` is of another run, or of a finished run with
+    other settings.
 
-    config: of the run's model.
-    record: of the run.
+    record: of the run that resumes it.
     tokenizer: of its model.
+    is_own: whether the checkpoint is in the folder of the run.
     """
     casing = Casing.of(folder.tokenizer_settings)
+    where, ways_out = f"checkpoint {folder}", WAYS_OUT
+    if is_own:
+        where, ways_out = str(folder.path.parent), WAYS_OUT_OF_A_FOLDER
+    if difference := first_difference(progress.identity, record.identity):
+        if is_own and difference == f"other {WEIGHTS}":  # a script's --overwrite removes phase 1
+            ways_out = f"{ANOTHER}, or rename or remove the folder"
+        raise UserError(f"{where} belongs to a run with {difference}: {ways_out}")
     for name, then, now in (
         ("the casing of the vocabulary", casing, Casing.of(tokenizer.casing_settings())),
         ("the phase or task", progress.phase, record.phase),
-        ("--seed", progress.seed, record.seed),
-        ("the number of samples", progress.num_samples, record.num_samples),
-        ("the digest of the data", progress.data, record.data),
     ):
         if then not in (now, None):
-            raise UserError(
-                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {WAYS_OUT}"
-            )
-    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
-    if changes := changed_values(folder.config_values, plain):
-        raise UserError(f"checkpoint {folder}: {changes[0]}: {WAYS_OUT}")
-    if difference := first_difference(progress.identity, record.identity):
-        raise UserError(f"checkpoint {folder} belongs to a run with {difference}: {WAYS_OUT}")
-    check_length(folder, progress, record.hyperparameters)
+            raise UserError(f"{where}: {name} was {then}; this run uses {now}: {ways_out}")
+    check_length(where, progress, record.hyperparameters, ways_out)
 
 
-def check_length(folder: ModelFolder, progress: Progress, hyperparameters: JsonObject) -> None:
+def check_length(
+    where: str, progress: Progress, hyperparameters: JsonObject, ways_out: str
+) -> None:
     """Raises UserError if the run that has made the checkpoint is longer than this one will be, or
     as long, with other settings. A benchmark has no length.
     """
     max_steps = hyperparameters.get("--max-steps", math.inf)
     if progress.step > max_steps:
         raise UserError(
-            f"checkpoint {folder} is step {progress.step}, and --max-steps is {max_steps}: raise it"
+            f"{where} already holds step {progress.step}; --max-steps is {max_steps}: raise it, or "
+            f"{ways_out}"
         )
     difference = first_setting(progress.hyperparameters, hyperparameters)
     if progress.step == max_steps and difference:
-        raise UserError(f"checkpoint {folder} ends a run with {difference}: {WAYS_OUT}")
+        raise UserError(f"{where} holds a finished run with {difference}: {ways_out}")
 
 
 def check_same_batch(

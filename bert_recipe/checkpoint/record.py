@@ -1,9 +1,17 @@
 """What a run is, as its checkpoints record it. Does not import torch."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bert_recipe.utils.json_files import JsonObject
+from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, checkpoint_steps
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.json_files import JsonObject, read_json
+
+# In a folder with the predictions of a model that is elsewhere.
+PREDICTED_BY_FILE = "predicted_by.json"
 
 
 @dataclass(frozen=True)
@@ -20,8 +28,8 @@ class RunRecord:
     data_files: digest of the sizes and times of its files.
     """
 
-    identity: JsonObject
-    hyperparameters: JsonObject
+    identity: JsonObject = field(default_factory=dict)
+    hyperparameters: JsonObject = field(default_factory=dict)
     arguments: JsonObject = field(default_factory=dict)
     phase: str = ""
     seed: int = 0
@@ -40,3 +48,21 @@ class DevelopmentData:
     digest: str | None = None
     reading: str | None = None
     post_processing: dict[str, Any] | None = None
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record of the run whose steps are in `folder`, that of the newest one that can be read;
+    else that of the predictions there. Without either, an empty one.
+    """
+    for path in record_files(folder):
+        with contextlib.suppress(UserError):  # of a step that is damaged
+            return read_json(path, "the record of a run", RunRecord)
+    return RunRecord()
+
+
+def record_files(folder: Path) -> Iterator[Path]:
+    """The files that `read_record` tries, in this order."""
+    for step in reversed(checkpoint_steps(folder)):
+        yield from sorted((folder / str(step)).glob(f"*{PROGRESS_SUFFIX}"))
+    if (folder / PREDICTED_BY_FILE).is_file():
+        yield folder / PREDICTED_BY_FILE

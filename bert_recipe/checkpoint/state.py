@@ -23,11 +23,11 @@ from bert_recipe.checkpoint.folder import (
     AVERAGES_SUFFIX,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
-    RECORD_FILE,
+    PROBE,
     checkpoint_steps,
     remove_leftovers,
 )
-from bert_recipe.checkpoint.identity import check_record, complete_identity, overwrite, write_record
+from bert_recipe.checkpoint.identity import complete_identity, overwrite, refuse_to_lose_best
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import (
     ADVICE,
@@ -35,7 +35,6 @@ from bert_recipe.checkpoint.progress import (
     Progress,
     changes_since,
     check_same_batch,
-    check_same_run,
     read_progress,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
@@ -58,7 +57,7 @@ from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path
+from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path, write_atomically
 from bert_recipe.utils.progress import print_line
 
 
@@ -223,7 +222,7 @@ class TrainState:
                 if start.config.overwrite:
                     self._check_replacement()
                     overwrite(run.folder, start.result_files, start.weights)
-                check_record(run.folder, self.record)
+                refuse_to_lose_best(run.folder, self.record.identity)
             point = resolve_start(start, run.folder, run.saves)
             return point.kind.name, None if point.folder is None else str(point.folder)
 
@@ -260,8 +259,7 @@ class TrainState:
         """Resumes from a checkpoint of this run: weights, optimizer, schedule, loss scale and data
         position. Raises UserError if it is of another run.
         """
-        config, tokenizer = self.model.config.to_dict(), self.run.parts.tokenizer
-        check_same_run(folder, progress, config, self.record, tokenizer)
+        self.run.check_resumed(folder, progress)
         check_same_batch(folder, progress, self.record, self.distributed.world_size)
         for note in changes_since(progress, self.record, self.versions):
             self._log(note)
@@ -379,9 +377,8 @@ class TrainState:
             )
 
     def claim_folder(self) -> None:
-        """Before the first step: creates and locks the folder of this run, and writes the run's
-        record to it. Raises UserError, without a change of the folder, if another run has it, or if
-        ranks do not see it.
+        """Before the first step: creates and locks the folder of this run. Raises UserError,
+        without a change of the folder, if another run has it, or if ranks do not see it.
         """
         folder = self.run.folder
 
@@ -393,12 +390,11 @@ class TrainState:
                         f"{folder} has checkpoints of another run, which was started at the same "
                         f"moment: rerun the same command"
                     )
-            write_record(folder, self.record)
             resumed = folder / str(self.step)
             if resumed.is_dir():
                 publish_averages(resumed, self.prefix)
-            probe = temporary_path(folder / RECORD_FILE)
-            probe.touch(exist_ok=False)
+            probe = temporary_path(folder / PROBE)
+            write_atomically(probe, b"\0")  # so that a disk that is full is found now
             return str(probe)
 
         probe = self.distributed.on_main(claim)  # a file that all ranks must see

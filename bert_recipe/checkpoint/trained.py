@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_card import ModelParts
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import Start
 from bert_recipe.config import RunConfig
@@ -62,6 +64,8 @@ class SavedRun(Protocol):
 
     @property
     def saves(self) -> bool: ...
+
+    def check_resumed(self, folder: ModelFolder, progress: Progress, /) -> None: ...
 
 
 class StateSpec(Protocol):

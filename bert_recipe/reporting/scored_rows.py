@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_recipe.checkpoint.folder import RECORD_FILE
-from bert_recipe.checkpoint.record import RunRecord
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.reporting.paired_scores import (
     MeanScore,
     OrderScore,
@@ -344,11 +343,7 @@ def class_scores(
 
 def label_separator(folder: Path) -> str:
     """What divides the labels of a cell, as the record of the run says."""
-    path = folder / RECORD_FILE
-    record = RunRecord({}, {})
-    if path.is_file():
-        record = read_json(path, "the record of a run", RunRecord)
-    return record.hyperparameters.get("--label-separator") or LABEL_SEPARATOR
+    return read_record(folder).hyperparameters.get("--label-separator") or LABEL_SEPARATOR
 
 
 def several_label_scores(

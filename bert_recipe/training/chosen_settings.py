@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from bert_recipe.checkpoint.identity import read_record
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH, read_progress
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.checkpoint.start import Start
 from bert_recipe.config import LoaderConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch

@@ -4,17 +4,18 @@ is saved, scored and predicts.
 
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from bert_recipe.checkpoint.folder import MODEL_FILE
-from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
+from bert_recipe.checkpoint.folder import MODEL_FILE, OPTIMIZER_SUFFIX, checkpoint_steps, is_valid
+from bert_recipe.checkpoint.identity import overwrite
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.progress import Progress, read_progress
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.weights import checkpoint_shapes
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
@@ -71,16 +72,16 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
 
 
 def claim(run: Run, source: ModelFolder) -> None:
-    """Writes the run's record to its folder, and removes earlier results. Raises UserError if the
-    folder has another run.
-    """
+    """Removes the results of an earlier fit. Raises UserError if the folder has another run."""
     folder = run.folder
     if run.start.config.overwrite:
         overwrite(folder, run.start.result_files, source)
-    check_record(folder, run.record)
-    for name in run.start.result_files:
+    if steps := checkpoint_steps(folder):
+        fitted = ModelFolder(folder / str(steps[-1]))
+        if is_valid(fitted.path):
+            run.check_resumed(fitted, read_progress(fitted.path, run.settings.prefix))
+    for name in (*run.start.result_files, str(STEP)):
         remove(folder / name)
-    write_record(folder, run.record)
 
 
 def log_settings(run: Run, source: ModelFolder, runtime: Runtime) -> None:
@@ -151,6 +152,18 @@ def make_checkpoint(
     parts: ModelParts,
 ) -> Checkpoint:
     rows = [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
-    progress = {"evaluated_step": None}
-    files, prefix = {MODEL_FILE: rows}, run.settings.prefix
-    return Checkpoint(STEP, files, config, architecture, progress, run.record, parts, prefix)
+    prefix = run.settings.prefix
+    files = {MODEL_FILE: rows, prefix + OPTIMIZER_SUFFIX: []}
+    progress = Progress(
+        **vars(run.record),
+        step=STEP,
+        samples_consumed=run.record.num_samples,
+        schedule_start=0,
+        optimizer="",
+        loss_scale={},
+        train_seconds=0.0,
+        raw_train_seconds=0.0,
+    )
+    return Checkpoint(
+        STEP, files, config, architecture, asdict(progress), run.record, parts, prefix
+    )

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from bert_recipe.checkpoint.calibration import calibrated
-from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
+from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS, make_model
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
-from bert_recipe.checkpoint.record import RunRecord
+from bert_recipe.checkpoint.record import PREDICTED_BY_FILE
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import RunConfig
@@ -80,7 +80,9 @@ def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime
         parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
         predict_all(config, task, parallel, sets, results, runtime, folder.path)
         if digest is not None and runtime.distributed.is_main:
-            write_record(results, RunRecord({WEIGHTS: digest}, {}))
+            flags = config.arguments.tagged("result")
+            record = {"identity": {WEIGHTS: digest}, "hyperparameters": flags}
+            write_json(results / PREDICTED_BY_FILE, record)
     return 0
 
 

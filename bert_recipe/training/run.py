@@ -5,11 +5,18 @@ from pathlib import Path
 
 import torch
 
-from bert_recipe.checkpoint.identity import check_record
 from bert_recipe.checkpoint.model_card import ModelParts
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.progress import Progress, check_same_run, read_progress
 from bert_recipe.checkpoint.record import RunRecord
-from bert_recipe.checkpoint.start import Start, StartPoint, resolve_start
+from bert_recipe.checkpoint.start import (
+    Start,
+    StartKind,
+    StartPoint,
+    is_same_path,
+    resolve_start,
+)
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -95,8 +102,17 @@ class Run:
         """
         if not self.saves or self.start.config.overwrite:
             return resolve_start(self.start, self.folder, saves=False)
-        check_record(self.folder, self.record)
-        return resolve_start(self.start, self.folder, saves=True)
+        point = resolve_start(self.start, self.folder, saves=True)
+        if point.kind is StartKind.RESUMED and point.folder is not None:
+            folder = self.start.open(point.folder)
+            self.check_resumed(folder, read_progress(folder.path, self.settings.prefix))
+        return point
+
+    def check_resumed(self, folder: ModelFolder, progress: Progress) -> None:
+        """Raises UserError unless the run may go on from the checkpoint `folder`."""
+        tokenizer = self.data.choice.tokenizer
+        is_own = is_same_path(folder.path.parent, self.folder)
+        check_same_run(folder, progress, self.record, tokenizer, is_own)
 
     def last_step(self, first: int) -> int:
         """The last update of a process that starts after update `first`. Those of a benchmark do

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.best import BestCheckpoint
-from bert_recipe.checkpoint.identity import WEIGHTS, complete_record
+from bert_recipe.checkpoint.identity import WEIGHTS
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import RunConfig
 from bert_recipe.data_loading.loader import StepLoader
@@ -244,9 +244,9 @@ def run_settings(run: Run, state: TrainState) -> JsonObject:
         "SEED": run.record.seed,
         "processes": state.distributed.world_size,
     }
-    if run.saves and state.distributed.is_main:
+    if run.saves:
         # Paths do not tell models apart: their content may change.
-        weights = complete_record(run.folder, run.record).identity[WEIGHTS]
+        weights = state.identity[WEIGHTS]
         settings["starting_weights"] = weights and weights[:DIGITS]
     batch_size, max_steps = run.values.loader.batch_size, run.max_steps
     return settings | state.versions | run.task.logged_settings(run.data, batch_size, max_steps)

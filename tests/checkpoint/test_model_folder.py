@@ -83,7 +83,7 @@ def test_two_models_of_one_shape_have_two_folders_and_flags_keep_their_names(tmp
 
 
 @pytest.mark.parametrize(
-    ("path", "has_record", "name"),
+    ("path", "steps", "name"),
     [
         ("models/law", None, "law"),
         ("results/law/phase2/100", "results/law/phase2", "law"),
@@ -92,10 +92,11 @@ def test_two_models_of_one_shape_have_two_folders_and_flags_keep_their_names(tmp
         ("hub/models--google-bert--bert-base-cased/snapshots/cd5ef92", None, "bert-base-cased"),
     ],
 )
-def test_the_name_is_that_of_the_model_wherever_its_folder_lies(tmp_path, path, has_record, name):
+def test_the_name_is_that_of_the_model_wherever_its_folder_lies(tmp_path, path, steps, name):
     (tmp_path / path).mkdir(parents=True)
-    if has_record:
-        (tmp_path / has_record / "run.json").write_text("{}")
+    if steps:
+        (tmp_path / steps / "100").mkdir(exist_ok=True)
+        (tmp_path / steps / "100" / "manifest.json").write_text("{}")
     assert ModelFolder(tmp_path / path).name == name
 
 

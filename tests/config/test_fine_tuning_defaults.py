@@ -14,6 +14,7 @@ from small_runs import rewrite_manifest
 import run_glue
 import run_ner
 import run_squad
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.config.fine_tuning_defaults import BY_RULE, fine_tuning_defaults
 from bert_recipe.training.chosen_settings import loader_of
@@ -103,11 +104,12 @@ def command(files, output, *flags) -> list[str]:
 
 
 def run_folders(output):
-    return sorted(path.parent for path in output.rglob("run.json"))
+    """The folders of steps."""
+    return sorted({path.parents[1] for path in output.rglob("model_progress.json")})
 
 
 def chosen(folder) -> tuple[float, int, float]:
-    values = read_json(folder / "run.json")["hyperparameters"]
+    values = read_record(folder).hyperparameters
     return values["--learning-rate"], values[GLOBAL_BATCH], values["--epochs"]
 
 
@@ -149,9 +151,6 @@ def interrupted(files, output, *flags) -> None:
     words = command(files, output, *old, *flags, "--steps-this-run", 3)
     assert run_glue.main(words) == 0
     for folder in run_folders(output):
-        record = read_json(folder / "run.json")
-        del record["hyperparameters"]["--epochs"]
-        (folder / "run.json").write_text(json.dumps(record))
         path = folder / "3" / "model_progress.json"
         progress = read_json(path)
         del progress["hyperparameters"]["--epochs"]
@@ -166,7 +165,7 @@ def test_an_older_run_goes_on_with_its_values(glue_files, tmp_path, capsys, way)
     flags = [way] if way == "--resume-from-checkpoint" else [way, folder / "3"]
     assert run_glue.main(command(glue_files, tmp_path, *flags)) == 0
     assert "as recorded by the run that is resumed" in capsys.readouterr().out
-    values = read_json(folder / "run.json")["hyperparameters"]
+    values = read_record(folder).hyperparameters
     assert (values["--learning-rate"], values[GLOBAL_BATCH]) == (2.4e-5, 32)
     assert values["--max-steps"] == math.ceil(3 * ROWS / 32)
     assert values["--warmup-proportion"] == 0.1
@@ -177,7 +176,7 @@ def test_given_flags_change_a_resumed_run_and_others_are_kept(glue_files, tmp_pa
     flags = ["--resume-from-checkpoint", "--learning-rate", 0.001, "--train-batch-size", 16]
     assert run_glue.main(command(glue_files, tmp_path, *flags)) == 0
     [folder] = run_folders(tmp_path)
-    values = read_json(folder / "run.json")["hyperparameters"]
+    values = read_record(folder).hyperparameters
     assert (values["--learning-rate"], values[GLOBAL_BATCH]) == (0.001, 16)
     assert values["--max-steps"] == 10  # as many sequences as recorded, 5 updates of 32
     assert values["--warmup-proportion"] == 0.5
@@ -199,7 +198,7 @@ def test_seeds_that_have_not_begun_take_what_the_first_one_recorded(glue_files, 
 
 
 def chosen_rate(folder) -> tuple[float, int, int]:
-    values = read_json(folder / "run.json")["hyperparameters"]
+    values = read_record(folder).hyperparameters
     return values["--learning-rate"], values[GLOBAL_BATCH], values["--max-steps"]
 
 

@@ -11,8 +11,8 @@ from conftest import CLS, MASK, SEP, TINY, VOCAB_FILE, assert_refused, read_json
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 
 import create_pretraining_data
-from bert_recipe.checkpoint.identity import RECORD_FILE
 from bert_recipe.checkpoint.pretrained import config_from_dict
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import StepLoader, batches_in_order
 from bert_recipe.data_loading.masking import Masking
@@ -280,10 +280,11 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
         if "mask_rate" in entry
     ]
     assert rates == pytest.approx([0.4, 0.34, 0.28, 0.22, 0.16, 0.1])
-    record = read_json(steps_folder(tmp_path / "whole") / RECORD_FILE)
-    assert record["hyperparameters"]["--masked-lm-prob"] == "0.4:0.1"
-    assert record["hyperparameters"]["--whole-word-mask"] is True
-    other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--masked-lm-prob", 0.2))
+    flags_then = read_record(steps_folder(tmp_path / "whole")).hyperparameters
+    assert flags_then["--masked-lm-prob"] == "0.4:0.1"
+    assert flags_then["--whole-word-mask"] is True
+    resumed = (*flags, *resuming(tmp_path / "whole"), "--masked-lm-prob", 0.2)
+    other = run_here(command(inputs, shards, tmp_path / "whole", *resumed))
     assert_refused(other, "--masked-lm-prob 0.4:0.1 (this run uses 0.2)")
     other = run_here(
         command(inputs, shards, tmp_path / "other", *flags, "--max-predictions-per-seq", 25)

@@ -137,7 +137,7 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
             "it should be near 0",
             "next sentences: 100.0% are random: from such labels nothing is learned",
             "GiB needed",
-            "belongs to a run with other data",
+            "already holds step 2",
         ),
     )
     assert "5 wrong" in result.stdout

@@ -129,7 +129,7 @@ def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys)
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
         assert set(predictions_in(folder / name)) <= {"entailment", "neutral", "contradiction"}
     run(files, tmp_path, *flags, "--do-train", "--seed", 2, "--overwrite")
-    assert {path.name for path in folder.iterdir()} == {"1", "run.json", ".lock", "notes.tsv"}
+    assert {path.name for path in folder.iterdir()} == {"1", ".lock", "notes.tsv"}
     assert f"--overwrite: removed the run in {folder} with step 1" in capsys.readouterr().out
 
 

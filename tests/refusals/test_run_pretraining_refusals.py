@@ -9,7 +9,7 @@ from conftest import TINY, VOCAB_FILE, sample_rows, write_shard, write_shards
 from encoder_cases import ROBERTA
 from refusal_tables import Refusal, refusals
 from safetensors.torch import load_file, save_file
-from small_runs import RECORD_FILE, files_of, steps_folder, train
+from small_runs import files_of, steps_folder, train
 
 import run_pretraining
 
@@ -24,10 +24,8 @@ def places(inputs, tmp_path_factory) -> dict[str, Path]:
     parent = tmp_path_factory.mktemp("trained")
     flags = ("--max-steps", 4, "--steps-this-run", 2, "--num-steps-per-checkpoint", 1)
     train(inputs.command(parent / "run", *flags))
-    places = {name: parent / name for name in ("run", "unrecorded", "cut", "nan", "zeros")}
+    places = {name: parent / name for name in ("run", "cut", "nan", "zeros")}
     places["steps"] = steps_folder(parent / "run")
-    shutil.copytree(places["run"], places["unrecorded"])
-    (steps_folder(places["unrecorded"]) / RECORD_FILE).unlink()
     model = places["steps"] / "2"
     for name in ("cut", "nan", "zeros"):
         shutil.copytree(model, places[name], ignore=shutil.ignore_patterns("manifest.json"))
@@ -228,22 +226,13 @@ CHECKPOINTS = [
     ),
     (f"{RESUMED} --seed 1", "{steps}...seed 42 (this run uses 1)...--output-dir"),
     (f"{RESUMED} --input-dir {{held_out}}", "{steps}...other data...--output-dir"),
-    # In another folder, without the record of the run, the checkpoint itself tells.
-    ("--from-checkpoint {steps}/2 --seed 1", "{steps}/2...--seed was 42; this run uses 1"),
+    # In another folder.
+    ("--from-checkpoint {steps}/2 --seed 1", "{steps}/2...seed 42 (this run uses 1)"),
+    ("--from-checkpoint {steps}/2 --input-dir {held_out}", "{steps}/2...other data"),
     (
-        "--from-checkpoint {steps}/2 --input-dir {held_out}",
-        "{steps}/2...the number of samples was 64; this run uses 20",
-    ),
-    *(
-        (
-            f"{flags} --input-dir {{folder}}/others",
-            "the digest of the data",
-            {"others": lambda path: write_shards(path, seed=5)},
-        )
-        for flags in (
-            "--from-checkpoint {steps}/2",
-            f"--output-dir {{unrecorded}} --from-checkpoint {{unrecorded}}/custom/phase1 {AUTO}",
-        )
+        "--from-checkpoint {steps}/2 --input-dir {folder}/others",
+        "{steps}/2...other data",
+        {"others": lambda path: write_shards(path, seed=5)},
     ),
     *(
         (
@@ -253,7 +242,7 @@ CHECKPOINTS = [
         )
         for flag, says in (
             ("--from-pretrained-params", "[1210, 32]...[1210, 48]"),
-            ("--from-checkpoint", "hidden_size was 32 and is 48 now"),
+            ("--from-checkpoint", "hidden_size 32 (this run uses 48)"),
         )
     ),
     ("--from-pretrained-params {cut}", "cut/model.safetensors"),

@@ -43,7 +43,7 @@ RECORD = {"identity": {}, "hyperparameters": {"--label-separator": "; "}}
 def test_scores_of_both_runs_are_those_of_the_task(tmp_path, kind):
     expected = [write_run(tmp_path / name, kind, seed) for name, seed in (("a", 1), ("b", 2))]
     for name in "ab" if "other separator" in kind else "":
-        (tmp_path / name / "run.json").write_text(json.dumps(RECORD))
+        (tmp_path / name / "predicted_by.json").write_text(json.dumps(RECORD))
     first, second = (read_model(tmp_path / name) for name in "ab")
     found = list(differences_of(first, second))
     percent = 100 if kind == "SQuAD" else 1

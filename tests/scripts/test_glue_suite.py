@@ -17,8 +17,8 @@ from bert_recipe.utils.errors import UserError
 def checkout(checkout, tmp_path) -> Checkout:
     for name in ("glue/MNLI", "glue/RTE"):
         (tmp_path / "data/download" / name).mkdir()
-    (tmp_path / "out/mnli/init/mnli/seed-42").mkdir(parents=True)
-    (tmp_path / "out/mnli/init/mnli/seed-42/run.json").touch()
+    (tmp_path / "out/mnli/init/mnli/seed-42/9").mkdir(parents=True)
+    (tmp_path / "out/mnli/init/mnli/seed-42/9/model_progress.json").touch()
     return checkout
 
 

@@ -5,9 +5,10 @@ import statistics
 
 import glue_runs
 import pytest
-from conftest import assert_refused, read_json
+from conftest import assert_refused
 from small_runs import run_here
 
+from bert_recipe.checkpoint.record import read_record
 from scripts import search_rates
 
 SEARCH = ["--epochs", "4", "--num-seeds", "2"]
@@ -59,8 +60,8 @@ def test_without_rates_the_one_of_the_rule_is_in_the_middle(command, tmp_path):
     written = (tmp_path / "search.md").read_text()
     rates = [float(rate) for rate in re.findall(r"^\| (\d[\d.e-]*) ", written, re.M)]
     assert len(rates) == 3 and rates == pytest.approx([rates[1] / 2, rates[1], 2 * rates[1]])
-    record = read_json(next(tmp_path.glob("rate-by-rule-epochs-by-rule/*/*/run.json")))
-    assert record["hyperparameters"]["--learning-rate"] == rates[1]
+    scores = next(tmp_path.glob("rate-by-rule-epochs-by-rule/*/*/scores.json"))
+    assert read_record(scores.parent).hyperparameters["--learning-rate"] == rates[1]
 
 
 def test_settings_that_seeds_do_not_tell_apart_are_counted():

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 import run_pretraining
 from bert_recipe.checkpoint import model_choice
 from bert_recipe.checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
-from bert_recipe.checkpoint.identity import RECORD_FILE
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
@@ -36,7 +35,7 @@ CHECKPOINT_FILES = (
     "tokenizer_config.json",
     "manifest.json",
 )
-RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints
+RUN_FILES = {".lock"}  # in a folder of steps, besides the checkpoints
 
 
 def transformers_batch(rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

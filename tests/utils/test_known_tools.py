@@ -28,11 +28,11 @@ MODEL_FOLDERS = {
         "an adapter that is not merged with its model: merge it with PEFT",
     ),
     "seeds": (
-        ["seed-1/run.json", "seed-2/run.json"],
+        ["seed-1/scores.json", "seed-2/scores.json"],
         "",
         "has the runs seed-1, seed-2: name one of them, such as {folder}/seed-1",
     ),
-    "folds": (["fold-1/run.json"], "", "has the runs fold-1: name one"),
+    "folds": (["fold-1/scores.json"], "", "has the runs fold-1: name one"),
     "Trainer": (
         ["checkpoint-500/config.json", "checkpoint-500/model.safetensors", "runs/events"],
         "",
