@@ -2,7 +2,6 @@
 with it.
 """
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -16,8 +15,8 @@ from bert_recipe.checkpoint.folder import (
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
     is_valid,
+    link_part_of_step,
     read_manifest,
-    write_part_of_manifest,
 )
 from bert_recipe.checkpoint.model_card import copy_card
 from bert_recipe.checkpoint.rows import LazyTensor
@@ -79,12 +78,5 @@ def publish_averages(step: Path, prefix: str) -> None:
     if has_manifest and is_valid(folder) and read_manifest(folder) == expected:
         return
     with atomic_folder(folder) as temporary:
-        for name, source in sources.items():
-            target = temporary / name
-            target.parent.mkdir(exist_ok=True)
-            try:
-                target.hardlink_to(step / source)
-            except OSError:  # a file system without hard links
-                shutil.copy2(step / source, target)
-        write_part_of_manifest(temporary, step, sources)
+        link_part_of_step(temporary, step, sources)
         copy_card(step, temporary, folder)

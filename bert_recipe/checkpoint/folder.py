@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -23,7 +24,6 @@ from bert_recipe.utils.json_files import (
     JsonObject,
     from_json,
     json_digest,
-    list_of,
     object_of,
     read_json,
     write_json,
@@ -35,9 +35,7 @@ MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
 PROBE = "probe"  # in the folder of steps, for a moment; its processes look for it
-# In the folder of steps: the model with the best score, and the scores over time, see
-# best.py.
-BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
+BEST_FOLDER = "best"  # in the folder of steps: a link to the one with the best score, see best.py
 SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
@@ -50,7 +48,9 @@ PICKLED_FILE = "pytorch_model.bin"  # of older versions of transformers
 WEIGHT_FILES = (MODEL_FILE, PICKLED_FILE)  # either may be sharded, with an index
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
 HASH_READ = 1 << 20  # bytes that each thread holds
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READ_VERSIONS = (2, FORMAT_VERSION)  # see older.py
+HAS_STATE = "has_state"  # in the manifest; False: the step is kept as the best model only
 ADVICE = "use the checkpoint before it"
 
 
@@ -65,11 +65,10 @@ def read_manifest(folder: Path) -> dict[str, JsonObject]:
     path = folder / MANIFEST_FILE
     content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
     found = (content["format_version"], content["block_size"])
-    expected = (FORMAT_VERSION, HASH_BLOCK)
-    if found != expected:
+    if found not in [(version, HASH_BLOCK) for version in READ_VERSIONS]:
         raise UserError(
-            f"{path} has format and block_size {found}, not {expected}: use the version that wrote "
-            "it"
+            f"{path} has format and block_size {found}, not {(FORMAT_VERSION, HASH_BLOCK)}: use "
+            "the version that wrote it"
         )
     entry = {"size": int, "sha256": list[str]}
     return from_json(object_of(entry), content.get("files"), f"the manifest {path}: files")
@@ -110,45 +109,32 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> JsonObject:
     return {"format_version": FORMAT_VERSION, "block_size": HASH_BLOCK, "files": files}
 
 
-def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) -> None:
-    """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their
-    names there.
+def link_part_of_step(
+    folder: Path, step: Path, sources: dict[str, str], has_state: bool = True
+) -> None:
+    """Fills the new model folder `folder` with files of the checkpoint `step`, as hard links where
+    possible, and writes its manifest. sources: their names there. has_state: False in the folder
+    of a step that no run can resume.
     """
+    for name, source in sources.items():
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        try:
+            target.hardlink_to(step / source)
+        except OSError:  # a file system without hard links
+            shutil.copy2(step / source, target)
     manifest = read_json(step / MANIFEST_FILE, "the manifest")
     files = read_manifest(step)
     write_json(
         folder / MANIFEST_FILE,
-        manifest | {"files": {name: files[old] for name, old in sources.items()}},
+        manifest
+        | {"files": {name: files[old] for name, old in sources.items()}, HAS_STATE: has_state},
     )
 
 
 def model_digest(folder: Path) -> str:
     """Identifies the weights of a folder with a manifest."""
     return json_digest(read_manifest(folder)[MODEL_FILE])[:16]
-
-
-def check_best(parent: Path) -> None:
-    """Raises UserError unless the best model in the folder of steps `parent` is one that its
-    evaluations list, or that of one of its steps, as after a kill before it was listed. Evaluations
-    of older versions list no models.
-    """
-    path = parent / EVALUATIONS_FILE
-    best = parent / BEST_FOLDER
-    entry = {"model": str | None}
-    evaluations = read_json(path, "the evaluations", list_of(entry)) if path.is_file() else []
-    listed_digests = {evaluation["model"] for evaluation in evaluations} - {None}
-    if not listed_digests:
-        return
-    best_digest = model_digest(best)
-    if best_digest in listed_digests:
-        return
-    for step in checkpoint_steps(parent):
-        with contextlib.suppress(UserError, KeyError):  # a damaged manifest
-            if model_digest(parent / str(step)) == best_digest:
-                return
-    raise UserError(
-        f"{best} is not a model that {path} lists: restore it, or name the folder of a step"
-    )
 
 
 def verify_checkpoint(folder: str | Path, with_state: bool = True) -> None:
@@ -169,6 +155,12 @@ def verify_checkpoint(folder: str | Path, with_state: bool = True) -> None:
         )
     try:
         expected = read_manifest(folder)
+        has_state = read_json(folder / MANIFEST_FILE, "the manifest").get(HAS_STATE, True)
+        if with_state and not has_state:
+            raise BadCheckpoint(
+                f"{folder} has no optimizer state, since it was kept only as the best model of its "
+                "run: resume from another step, or take its weights with --from-pretrained-params"
+            )
         if not with_state:
             expected = {
                 name: file for name, file in expected.items() if not name.endswith(STATE_SUFFIXES)
@@ -308,10 +300,11 @@ def find_model_folder(
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
     model = path if has_weights(path) else None
-    if model is None and takes_best:
-        model = find_best(path)
-        if model is not None:
-            log(f"{path}: using {BEST_FOLDER}, the model with the best score")
+    best = path / BEST_FOLDER
+    if model is None and takes_best and has_weights(best):
+        # Not through the link, which a run may change meanwhile.
+        model = path / best.readlink() if best.is_symlink() else best
+        log(f"{path}: using {model.name}, the model with the best score")
     if model is not None:
         if (model / MANIFEST_FILE).is_file():
             verify_checkpoint(model, with_state=False)
@@ -322,36 +315,22 @@ def find_model_folder(
         raise UserError(
             f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path"
         )
-    if takes_best and (evaluated := evaluated_step(newest)) is not None:
+    if takes_best and (step := best_step_of(newest)) is not None:
         raise UserError(
-            f"{path / BEST_FOLDER} and {EVALUATIONS_FILE} are gone, though step {evaluated} was "
-            f"evaluated: restore them, or name the folder of a step"
+            f"{best}, the link to {step}, the best step, is gone: restore it, or name the folder "
+            f"of a step"
         )
     log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
 
 
-def find_best(parent: Path) -> Path | None:
-    """The best model in the folder of steps `parent`; None if it keeps none. Raises UserError if it
-    is gone, or another one than its evaluations list.
-    """
-    best = parent / BEST_FOLDER
-    if has_weights(best):
-        check_best(parent)
-        return best
-    if (parent / EVALUATIONS_FILE).is_file():
-        raise UserError(
-            f"{best}, the best model that {parent / EVALUATIONS_FILE} lists, is gone: restore it, "
-            "or name the folder of a step"
-        )
-    return None
-
-
-def evaluated_step(folder: Path) -> int | None:
-    """The step of the last evaluation that the checkpoint `folder` knows of; None without one."""
+def best_step_of(folder: Path) -> int | None:
+    """The step with the best score when the checkpoint `folder` was made; None without one."""
     for path in folder.glob("*" + PROGRESS_SUFFIX):
-        entry = {"evaluated_step": int | None}
-        return read_json(path, "the progress of a checkpoint", entry)["evaluated_step"]
+        with contextlib.suppress(UserError):  # a damaged one names none
+            return read_json(path, "the progress of a checkpoint", {"best_step": int | None})[
+                "best_step"
+            ]
     return None
 
 
@@ -372,14 +351,49 @@ def remove_leftovers(parent: Path) -> None:
             remove(path)
 
 
+def restore_replaced(parent: Path) -> None:
+    """Gives a step its name back that a kill left under a temporary one, between the two renames
+    that replace it.
+    """
+    for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
+        step = path.with_name(path.name.partition(TEMPORARY_SUFFIX)[0])
+        is_free = is_step(step.name) and not step.exists()
+        if is_free and not path.is_symlink() and is_valid(path):
+            path.rename(step)
+
+
 def remove_old_checkpoints(
     parent: Path, newest: int, keep: int, keep_every: int | None = None
 ) -> None:
     """Removes checkpoints in `parent` up to step `newest`, but keeps the last `keep` of these, step
-    0, and every multiple of `keep_every`.
+    0, and every multiple of `keep_every`; of the best step, and of one that was the best for one of
+    the last, the model.
     """
     steps = [step for step in checkpoint_steps(parent) if step <= newest]
+    best_names = {str(best_step_of(parent / str(step))) for step in steps[-keep:]}
+    best = parent / BEST_FOLDER
+    if best.is_symlink():  # also of a run that an older version has begun
+        best_names.add(str(best.readlink()))
     for step in steps[:-keep]:
         is_multiple = step == 0 or (keep_every is not None and step % keep_every == 0)
-        if not is_multiple:
+        if is_multiple:
+            continue
+        if str(step) in best_names:
+            remove_state(parent / str(step))
+        else:
             remove(parent / str(step))
+
+
+def remove_state(folder: Path) -> None:
+    """Removes the optimizer state of a checkpoint, and the averages of the weights. Its manifest
+    changes first, so that it is a valid model at any time.
+    """
+    suffixes = (OPTIMIZER_SUFFIX, AVERAGES_SUFFIX)
+    path = folder / MANIFEST_FILE
+    manifest = read_json(path, "the manifest", {"files": JsonObject})
+    left = {name: file for name, file in manifest["files"].items() if not name.endswith(suffixes)}
+    if left != manifest["files"]:
+        write_json(path, manifest | {"files": left, HAS_STATE: False})
+    for file in folder.iterdir():
+        if file.name.endswith(suffixes):
+            file.unlink()

@@ -14,11 +14,11 @@ from typing import Any
 from bert_recipe.checkpoint.folder import (
     AVERAGES_FOLDER,
     BEST_FOLDER,
-    EVALUATIONS_FILE,
     SEED_FOLDER,
     checkpoint_steps,
 )
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.older import OLD_FILES
 from bert_recipe.checkpoint.record import PREDICTED_BY_FILE, DevelopmentData, read_record
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -93,16 +93,6 @@ def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
     return None
 
 
-def refuse_to_lose_best(folder: Path, identity: JsonObject) -> None:
-    """Raises UserError if `folder` has the best model of a run, and this one keeps none."""
-    keeps_best = (folder / EVALUATIONS_FILE).is_file() or (folder / BEST_FOLDER).is_dir()
-    if keeps_best and identity["development data"] is None:
-        raise UserError(
-            f"{folder} has the best model of its evaluations, and this run makes none: add "
-            f"--eval-steps as before, {ANOTHER}, or add --overwrite to remove what is there"
-        )
-
-
 def refuse_seeds(folder: Path, kind: str | None = None) -> None:
     """Raises UserError if `folder` has the runs of several seeds or folds, whose means a run of
     another kind would replace. kind: `seed` or `fold`, whose runs may be there; None: neither.
@@ -171,5 +161,5 @@ def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | 
         print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
     for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
-    for name in (PREDICTED_BY_FILE, *result_files):
+    for name in (PREDICTED_BY_FILE, *OLD_FILES, *result_files):
         (folder / name).unlink(missing_ok=True)

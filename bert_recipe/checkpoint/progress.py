@@ -1,13 +1,14 @@
 """The progress file of a checkpoint, and how it differs from the run that resumes it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
 from bert_recipe.checkpoint.identity import ANOTHER, WEIGHTS, first_difference, first_setting
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.older import is_older, old_values
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.config import is_step
 from bert_recipe.tokenization.files import Casing
@@ -26,7 +27,8 @@ ADVICE = "use the checkpoint before it, or take only its weights with --from-pre
 class Progress(RunRecord):
     """The progress file of a checkpoint: the record of its run, and how far that was.
 
-    evaluated_step: of the last evaluation before it that chose the best model, or None.
+    evaluations: that chose the best model until then, oldest first: the step and the scores.
+    best_step: that of the best one, or None.
     encoder_start, head_losses: see TrainState.
 
     Those with a default are missing in checkpoints of older versions.
@@ -43,7 +45,8 @@ class Progress(RunRecord):
     train_seconds: float
     raw_train_seconds: float
     world_size: int | None = None
-    evaluated_step: int | None = None
+    evaluations: list[JsonObject] = field(default_factory=list)
+    best_step: int | None = None
     encoder_start: int | None = 0
     head_losses: list[float] = field(default_factory=list)
     versions: JsonObject = field(default_factory=dict)
@@ -56,6 +59,8 @@ def read_progress(folder: Path, prefix: str) -> Progress:
         advice = "give its --model-prefix, or take only its weights with --from-pretrained-params"
         raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
     progress = read_json(path, "the progress of a checkpoint", Progress)
+    if is_older(folder):
+        progress = replace(progress, **old_values(folder, path.name))
     if is_step(folder.name) and progress.step != int(folder.name):
         raise UserError(
             f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
@@ -87,6 +92,11 @@ def check_same_run(
     ):
         if then not in (now, None):
             raise UserError(f"{where}: {name} was {then}; this run uses {now}: {ways_out}")
+    if progress.evaluations and record.identity["development data"] is None:
+        raise UserError(
+            f"{where} has the best model of its evaluations, and this run makes none: add "
+            f"--eval-steps as before, or {ways_out}"
+        )
     check_length(where, progress, record.hyperparameters, ways_out)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, checkpoint_steps
+from bert_recipe.checkpoint.older import OLD_RECORD
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 
@@ -64,5 +65,6 @@ def record_files(folder: Path) -> Iterator[Path]:
     """The files that `read_record` tries, in this order."""
     for step in reversed(checkpoint_steps(folder)):
         yield from sorted((folder / str(step)).glob(f"*{PROGRESS_SUFFIX}"))
-    if (folder / PREDICTED_BY_FILE).is_file():
-        yield folder / PREDICTED_BY_FILE
+    for name in (PREDICTED_BY_FILE, OLD_RECORD):
+        if (folder / name).is_file():
+            yield folder / name

@@ -5,7 +5,6 @@ that it resumes.
 gives the run's own folder, in which `resolve_start` decides, once that is locked.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,6 +21,7 @@ from bert_recipe.checkpoint.identity import RANDOM
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import StartConfig, is_step
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import is_same_path
 from bert_recipe.utils.progress import print_line
 
 
@@ -183,11 +183,6 @@ def find_start(
         problem=problem,
         check_weights=check_weights,
     )
-
-
-def is_same_path(path: Path, other: Path) -> bool:
-    # Path.resolve fails on links that form a loop.
-    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def no_log(_text: str) -> None:

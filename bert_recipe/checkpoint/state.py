@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.averages import WeightAverages, publish_averages
+from bert_recipe.checkpoint.best import find_best, link_best, take_best
 from bert_recipe.checkpoint.folder import (
     AVERAGES_SUFFIX,
     MODEL_FILE,
@@ -26,8 +27,9 @@ from bert_recipe.checkpoint.folder import (
     PROBE,
     checkpoint_steps,
     remove_leftovers,
+    restore_replaced,
 )
-from bert_recipe.checkpoint.identity import complete_identity, overwrite, refuse_to_lose_best
+from bert_recipe.checkpoint.identity import complete_identity, overwrite
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import (
     ADVICE,
@@ -40,7 +42,6 @@ from bert_recipe.checkpoint.progress import (
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from bert_recipe.checkpoint.start import (
     StartKind,
-    is_same_path,
     no_log,
     resolve_start,
     start_without_checkpoint,
@@ -57,7 +58,14 @@ from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path, write_atomically
+from bert_recipe.utils.files import (
+    FolderLock,
+    is_same_path,
+    lock_folder,
+    temporary_path,
+    write_atomically,
+)
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_line
 
 
@@ -101,8 +109,10 @@ class TrainState:
         self.encoder_start: int | None = 0
         self.head_losses: list[float] = []
         self.pooler: dict[str, Tensor] = {}
-        # Of the last evaluation that is in the folder of steps, see best.py.
-        self.evaluated_step: int | None = None
+        # Those that chose the best step, see best.py, and where that is, on the main process.
+        self.evaluations: list[JsonObject] = []
+        self.best_step: int | None = None
+        self.best_folder: Path | None = None
         self.lock: FolderLock | None = None  # of the folder of steps
         # Whether the files of the data are not those of the restored checkpoint.
         self.data_may_differ = False
@@ -183,7 +193,8 @@ class TrainState:
             train_seconds=self.train_seconds,
             raw_train_seconds=self.raw_train_seconds,
             world_size=self.distributed.world_size,
-            evaluated_step=self.evaluated_step,
+            evaluations=self.evaluations,
+            best_step=self.best_step,
             encoder_start=self.encoder_start,
             head_losses=self.head_losses,
             versions=self.versions,
@@ -219,10 +230,10 @@ class TrainState:
         def prepare() -> tuple[str, str | None]:
             if run.saves and run.folder.is_dir():
                 self.lock = lock_folder(run.folder)
+                restore_replaced(run.folder)
                 if start.config.overwrite:
                     self._check_replacement()
                     overwrite(run.folder, start.result_files, start.weights)
-                refuse_to_lose_best(run.folder, self.record.identity)
             point = resolve_start(start, run.folder, run.saves)
             return point.kind.name, None if point.folder is None else str(point.folder)
 
@@ -264,7 +275,9 @@ class TrainState:
         for note in changes_since(progress, self.record, self.versions):
             self._log(note)
         self.identity = complete_identity(self.identity, progress.identity)
-        self.evaluated_step = progress.evaluated_step
+        self.evaluations, self.best_step = progress.evaluations, progress.best_step
+        if self.best_step is not None:
+            self._find_best(folder, self.best_step)
         self.data_may_differ = progress.data_files != self.record.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed = progress.samples_consumed
@@ -275,6 +288,15 @@ class TrainState:
         self._log(
             f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
         )
+
+    def _find_best(self, resumed: ModelFolder, step: int) -> None:
+        """Raises UserError if the best model of the resumed run is gone, or damaged."""
+
+        def find() -> None:
+            places = (self.run.folder, resumed.path.parent)
+            self.best_folder = find_best(places, step)
+
+        self.distributed.on_main(find)
 
     def _continue_with_warmup(self, folder: ModelFolder, progress: Progress) -> None:
         """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
@@ -390,6 +412,9 @@ class TrainState:
                         f"{folder} has checkpoints of another run, which was started at the same "
                         f"moment: rerun the same command"
                     )
+            if self.best_folder is not None:
+                take_best(self.best_folder, folder / str(self.best_step))
+            link_best(folder, self.best_step)
             resumed = folder / str(self.step)
             if resumed.is_dir():
                 publish_averages(resumed, self.prefix)

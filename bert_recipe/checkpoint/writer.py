@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bert_recipe.checkpoint.averages import publish_averages
+from bert_recipe.checkpoint.best import link_best
 from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -31,6 +32,7 @@ from bert_recipe.checkpoint.model_card import (
     ModelParts,
     card_of,
 )
+from bert_recipe.checkpoint.older import remove_old_files
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.rows import (
     FileLayout,
@@ -47,7 +49,7 @@ from bert_recipe.utils.device import pin_memory
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import THREAD_SIGNS, PeerError, UserError
 from bert_recipe.utils.files import publish_folder, temporary_path
-from bert_recipe.utils.json_files import JsonObject
+from bert_recipe.utils.json_files import JsonObject, read_json
 from bert_recipe.utils.memory import available_memory, process_memory
 
 Result = TypeVar("Result")
@@ -234,13 +236,14 @@ class CheckpointWriter:
         """Writes `parent`/step, called on all writers, and removes all but the newest
         KEPT_CHECKPOINTS checkpoints and every `keep_every`-th step.
 
-        An existing valid checkpoint is kept: the same step of the same run has the same content.
+        An existing valid checkpoint is kept: the same step of the same run has the same content, if
+        it has the same evaluations.
         Raises UserError if it cannot be written, and PeerError if another rank failed.
         """
         folder = parent / str(checkpoint.step)
         temporary = parent / temporary_name
-        if self._agree(self.distributed.is_main and folder.is_dir() and is_valid(folder)):
-            self._publish_averages(folder, checkpoint)
+        if self._agree(self.distributed.is_main and is_written(checkpoint, folder)):
+            self._publish_links(folder, checkpoint)
             return
         layouts = file_layouts(checkpoint)
         parts = [
@@ -305,11 +308,20 @@ class CheckpointWriter:
         text = json.dumps(manifest, indent=1) + "\n"
         (temporary / MANIFEST_FILE).write_text(text, encoding="utf-8")
         publish_folder(temporary, folder)
-        self._publish_averages(folder, checkpoint)
-        remove_old_checkpoints(folder.parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
+        self._publish_links(folder, checkpoint)
+        self.prune(folder.parent, checkpoint.step)
 
-    def _publish_averages(self, folder: Path, checkpoint: Checkpoint) -> None:
+    def prune(self, parent: Path, step: int) -> None:
+        """Removes what is not to be kept up to `step`; also called at the start of a run, since a
+        kill may have prevented it. For the main process.
+        """
+        remove_old_checkpoints(parent, step, KEPT_CHECKPOINTS, self.keep_every)
+        remove_old_files(parent)
+
+    def _publish_links(self, folder: Path, checkpoint: Checkpoint) -> None:
+        """Those beside the checkpoint: the best step, and the model with the averages."""
         if self.distributed.is_main:
+            link_best(folder.parent, checkpoint.progress.get("best_step"))
             publish_averages(folder, checkpoint.prefix)
 
     def _agree(self, flag: bool) -> bool:
@@ -319,6 +331,15 @@ class CheckpointWriter:
         tensor = torch.tensor(int(flag))
         all_reduce(tensor, self.group, dist.ReduceOp.MAX)
         return bool(tensor)
+
+
+def is_written(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Whether `folder` is this checkpoint."""
+    if not folder.is_dir() or not is_valid(folder):
+        return False
+    path = folder / (checkpoint.prefix + PROGRESS_SUFFIX)
+    stored = read_json(path, "the progress of a checkpoint") if path.is_file() else {}
+    return stored.get("evaluations") == checkpoint.progress.get("evaluations")
 
 
 def aligned_bytes(tensors: Iterable[TensorRows]) -> int:

@@ -15,7 +15,7 @@ from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
-from bert_recipe.checkpoint.progress import Progress
+from bert_recipe.checkpoint.progress import read_progress
 from bert_recipe.checkpoint.record import DevelopmentData
 from bert_recipe.config import (
     LoaderConfig,
@@ -40,7 +40,7 @@ from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.command_line import value_of
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject, json_digest, read_json
+from bert_recipe.utils.json_files import JsonObject, json_digest
 from bert_recipe.utils.progress import print_line
 
 
@@ -265,13 +265,12 @@ def check_phase1(weights: ModelFolder) -> None:
     """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1."""
     # Model folders of other programs have no progress.
     for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
-        progress = read_json(path, "the progress of a run", Progress)
+        progress = read_progress(weights.path, path.name.removesuffix(PROGRESS_SUFFIX))
         last_step = progress.arguments.get("max_steps")
         if not isinstance(last_step, int) or progress.step >= last_step:
             continue
         patience = progress.arguments.get("early_stopping")
-        run_folder = weights.path.parent
-        if isinstance(patience, int) and has_stopped_early(run_folder, progress.step, patience):
+        if isinstance(patience, int) and has_stopped_early(progress, patience):
             continue
         raise UserError(
             f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "

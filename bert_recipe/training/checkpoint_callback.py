@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,12 @@ class Checkpoints(Callback):
         self.last_step = run.last_step(state.step)
         sharded = state.parallel.shard_group is not None
         self.writer = CheckpointWriter(run.folder, runtime.distributed, sharded, config.keep_every)
-        self.saved_step: int | None = state.step
+        self.saved: tuple[int, int] | None = self._content()
 
     def claim(self) -> None:
         self.state.claim_folder()
+        prune = partial(self.writer.prune, self.run.folder, self.state.step)
+        self.runtime.distributed.on_main(prune)
 
     def wants_stop(self) -> bool:
         return self.writer.error is not None or self.folder_moved()
@@ -40,22 +43,29 @@ class Checkpoints(Callback):
     def after_update(self, update: Update) -> None:
         if update.step == self.first_step + 1 and self.runtime.device.type == "cuda":
             self.writer.prepare(self.state.capture())
-        if self.is_due(update):
+        if self.is_due(update) and not self.is_saved():
             self.check_replicas()
             self.save()
 
     def save(self) -> None:
-        """Passes the state to the background writer, unless this step is already saved. Called on
-        all ranks.
+        """Passes the state to the background writer, unless this step is already saved with its
+        evaluation. Called on all ranks.
         """
-        if self.state.step == self.saved_step:
+        if self.is_saved():
             return
-        self.saved_step = self.state.step
+        self.saved = self._content()
         self.state.read_clock()
         if self.writer.is_writer:
             self.writer.finish()  # before the folder is looked for, which may go away meanwhile
             self.writer.move_to(self.state.current_folder())
             self.writer.write(self.state.capture())
+
+    def _content(self) -> tuple[int, int]:
+        """What tells two checkpoints of this process apart: updates and evaluations."""
+        return self.state.step, len(self.state.evaluations)
+
+    def is_saved(self) -> bool:
+        return self._content() == self.saved
 
     def folder_moved(self) -> bool:
         """Whether the run's folder is not the one that it locked, on the main process."""
@@ -84,7 +94,7 @@ class Checkpoints(Callback):
             text = f"warning: {what} differ by rounding, as on machines of different kinds"
             self.runtime.reporter.log((), {}, text)
             return
-        self.saved_step = self.state.step
+        self.saved = self._content()
         raise UserError(
             f"{what} are not equal, as after an error of a GPU: resume from the checkpoint before "
             f"it, without the machine that is faulty"

@@ -131,18 +131,13 @@ class Evaluations(Callback):
         return step > 0 and is_due(step, run.eval_steps, run.max_steps)
 
     def _keep_best(self, best: BestCheckpoint, scores: dict[str, float]) -> None:
-        """Adds `scores` to `best`, and writes what it keeps; also a checkpoint if the model is the
-        best one, or the run ends since none was better for long.
+        """Adds `scores` to `best`; saves a checkpoint if the model is the best one, or the run
+        ends.
         """
         if not best.add(self.state.step, scores):
             return
-        if best.is_exhausted or best.newest_is_best:
+        self.state.best_step = best.best_step
+        is_last = self.state.step >= self.run.max_steps
+        if best.is_exhausted or best.newest_is_best or is_last:
+            self.checkpoints.check_replicas()
             self.checkpoints.save()
-            self.checkpoints.writer.wait()
-
-        def write() -> None:
-            if not self.checkpoints.folder_moved():  # else the run stops
-                best.write(self.run.data.files)
-
-        self.distributed.on_main(write)
-        self.state.evaluated_step = best.evaluated_step

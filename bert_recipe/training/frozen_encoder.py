@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bert_recipe.checkpoint.folder import MODEL_FILE, OPTIMIZER_SUFFIX, checkpoint_steps, is_valid
+from bert_recipe.checkpoint.folder import MODEL_FILE, checkpoint_steps, is_valid
 from bert_recipe.checkpoint.identity import overwrite
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
 from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -153,7 +153,7 @@ def make_checkpoint(
 ) -> Checkpoint:
     rows = [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
     prefix = run.settings.prefix
-    files = {MODEL_FILE: rows, prefix + OPTIMIZER_SUFFIX: []}
+    files = {MODEL_FILE: rows}
     progress = Progress(
         **vars(run.record),
         step=STEP,

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.checkpoint.folder import EVALUATIONS_FILE
 from bert_recipe.checkpoint.identity import identity_of
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -102,7 +101,7 @@ def make_run(
         check_same_kind(model_folder, data.choice)
     parallel, note = choose_strategies(settings, values, data.task, runtime)
     phase = str(Path(data.task.name, name))
-    result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
+    result_files = (*data.task.result_files, SCORES_FILE)
     start = replace(start, result_files=result_files)
     arguments = all_arguments(settings, arguments, data.task, values) | {
         "compile": parallel.compile

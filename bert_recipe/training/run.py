@@ -14,13 +14,13 @@ from bert_recipe.checkpoint.start import (
     Start,
     StartKind,
     StartPoint,
-    is_same_path,
     resolve_start,
 )
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.tasks.task import Task, TaskData
+from bert_recipe.utils.files import is_same_path
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,6 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
         rates.copy_(learning_rates())
 
     best = make_best(run, state)
-    state.evaluated_step = None if best is None else best.evaluated_step
     stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
     callbacks = make_callbacks(run, state, best, stopwatch, runtime)
     if state.encoder_start is None:
@@ -297,16 +296,8 @@ def make_best(run: Run, state: TrainState) -> BestCheckpoint | None:
     """The evaluations of the run so far, and its best checkpoint; None if it keeps none."""
     if run.data.development is None:
         return None
-    return BestCheckpoint(
-        folder=run.folder,
-        metric=run.task.metric,
-        lower_is_better=run.task.lower_is_better,
-        patience=run.settings.trainer.early_stopping,
-        development_data=run.data.development.digest,
-        step=state.step,
-        evaluated_step=state.evaluated_step,
-        on_main=state.distributed.on_main,
-    )
+    task, patience = run.task, run.settings.trainer.early_stopping
+    return BestCheckpoint(task.metric, task.lower_is_better, patience, state.evaluations)
 
 
 def make_callbacks(
@@ -324,11 +315,12 @@ def make_callbacks(
         warmup_steps = run.settings.trainer.benchmark_warmup_steps
         return [Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)]
     checkpoints = Checkpoints(run, state, runtime)
-    callbacks: list[Callback] = [checkpoints]
+    callbacks: list[Callback] = []
     if run.data.held_out is not None or run.data.scored_sets:
         batch_size = run.settings.prediction.batch_size
         evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
         callbacks.append(Evaluations(evaluator, best, checkpoints, run, state, runtime))
+    callbacks.append(checkpoints)  # which have the evaluation of their step
     if run.task.guessing_loss is not None:
         callbacks.append(GuessingLoss(run, run.task.guessing_loss, runtime))
     return callbacks

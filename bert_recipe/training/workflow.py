@@ -12,13 +12,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from bert_recipe.checkpoint.best import BestCheckpoint, verify_best
-from bert_recipe.checkpoint.folder import (
-    BEST_FOLDER,
-    EVALUATIONS_FILE,
-    SEED_FOLDER,
-    checkpoint_steps,
-)
+from bert_recipe.checkpoint.best import BestCheckpoint
+from bert_recipe.checkpoint.folder import SEED_FOLDER, checkpoint_steps, verify_checkpoint
 from bert_recipe.checkpoint.identity import refuse_seeds
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
@@ -212,19 +207,18 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
             return report_losses(trainer, runtime), 0
         use_best(trainer)
         parallel = trainer.parallel
-        model_folders = folders_of_model(trainer)
+        model_folder = folder_of_model(trainer)
         lock = trainer.state.keep_lock()
     del trainer  # frees the optimizer's memory
     with lock:  # until the scores are written, too
         if runtime.distributed.is_main and run.saves:
             remove_summary(run.folder)
         task, sets = cast(FineTuningTask, run.task), list(run.data.sets)
-        model = model_folders[-1] if model_folders else None
+        model = model_folder if model_folder.is_dir() else None
         scores = predict_all(run.settings, task, parallel, sets, run.folder, runtime, model)
-        if scores and run.saves:
-            for model_folder in model_folders:
-                architecture = parallel.model.architecture
-                complete_card(model_folder, run, architecture, only_numbers(scores))
+        if scores and run.saves and model is not None:
+            architecture = parallel.model.architecture
+            complete_card(model, run, architecture, only_numbers(scores))
     return scores, 0
 
 
@@ -235,10 +229,10 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
         runtime.reporter.start(run.folder, trainer.state.step)
     if trainer.state.data_may_differ:
         run.task.recheck(run.data, runtime)
+    trainer.claim()
     evaluations = trainer.callback(Evaluations)
     if evaluations is not None and evaluations.is_missing():
         evaluations.evaluate()
-    trainer.claim()
     if runtime.distributed.is_main and not trainer.is_finished:
         for note in notes_before_training(trainer):
             print_line(note)
@@ -327,7 +321,7 @@ def last_results(trainer: Trainer) -> dict[str, float]:
 
 def remove_results(run: Run) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
-    for name in {*run.start.result_files} - {EVALUATIONS_FILE}:
+    for name in run.start.result_files:
         remove(run.folder / name)
     remove_summary(run.folder)
 
@@ -347,9 +341,9 @@ def use_best(trainer: Trainer) -> None:
         return
     if selection.best["step"] == trainer.state.step:
         return
-    folder = selection.folder
-    trainer.distributed.on_main(partial(verify_best, folder))
-    load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), no_log)
+    folder = trainer.run.folder / str(selection.best["step"])
+    trainer.distributed.on_main(partial(verify_checkpoint, folder, with_state=False))
+    load_weights(trainer.parallel, ModelFolder(folder), no_log)
 
 
 def complete_card(
@@ -379,19 +373,19 @@ def add_losses_to_cards(trainer: Trainer) -> None:
     held_out = {name.removeprefix("eval_"): value for name, value in results.items()}
     if (folder / str(trainer.state.step)).is_dir():
         write(folder / str(trainer.state.step), scores=held_out, training_loss=loss)
-    if selection is not None and selection.best:
-        best = {name: value for name, value in selection.best.items() if name != "step"}
-        write(folder / BEST_FOLDER, scores=only_numbers(best))
+    if selection is None or not selection.best or selection.best["step"] == trainer.state.step:
+        return
+    best = {name: value for name, value in selection.best.items() if name != "step"}
+    write(folder / str(selection.best["step"]), scores=only_numbers(best))
 
 
-def folders_of_model(trainer: Trainer) -> list[Path]:
-    """The folders with the weights that `use_best` leaves."""
-    folder = trainer.run.folder
+def folder_of_model(trainer: Trainer) -> Path:
+    """The checkpoint with the weights that `use_best` leaves."""
     selection = best_checkpoint(trainer)
-    folders = [folder / str(trainer.state.step)]
-    if selection is not None and selection.best:
-        folders = [folder / str(selection.best["step"]), folder / BEST_FOLDER]
-    return [path for path in folders if path.is_dir()]
+    step = trainer.state.step
+    if selection is not None and selection.best_step is not None:
+        step = selection.best_step
+    return trainer.run.folder / str(step)
 
 
 def keep_results(run: Run, results: dict[str, float]) -> dict[str, float]:

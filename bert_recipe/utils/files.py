@@ -117,6 +117,11 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return sorted(path for path in paths if path.suffix in suffixes)
 
 
+def is_same_path(path: Path, other: Path) -> bool:
+    # Path.resolve fails on links that form a loop.
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
 def last_change(path: Path) -> int:
     """The time in nanoseconds; also that of a rename, since a file that is moved to `path` may be
     older.

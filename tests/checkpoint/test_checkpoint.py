@@ -206,7 +206,7 @@ def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypat
     monkeypatch.setattr(bert_recipe.checkpoint.folder, "HASH_BLOCK", 1000)
     folder = Path(shutil.copytree(steps_folder(finished) / "8", tmp_path / "8"))
     with pytest.raises(
-        BadCheckpoint, match=r"has format and block_size \(2, 16777216\), not \(2, 1000\)"
+        BadCheckpoint, match=r"has format and block_size \(3, 16777216\), not \(3, 1000\)"
     ):
         verify_checkpoint(folder)
     rewrite_manifest(folder)

@@ -10,19 +10,14 @@ from conftest import add_checksums, assert_refused, change_row, write_shards
 from small_runs import files_of, resuming, rewrite_manifest, run_here, steps_folder, train
 
 from bert_recipe.checkpoint import writer
-from bert_recipe.checkpoint.best import read_evaluations
 from bert_recipe.checkpoint.folder import (
-    BEST_FOLDER,
-    EVALUATIONS_FILE,
     find_model_folder,
-    model_digest,
 )
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.training import trainer as trainer_module
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import read_json
 
@@ -117,51 +112,17 @@ def test_values_that_no_run_has_written_are_refused(inputs, finished, tmp_path, 
     assert_refused(run_here(inputs.command(tmp_path, *resuming(tmp_path), "--max-steps", 3)), words)
 
 
-@pytest.mark.parametrize(
-    "entry", [{"step": 3}, {"step": 3, "f1": None}, {"step": 3.0, "f1": 1.0}], ids=str
-)
-def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
-    evaluations = tmp_path / EVALUATIONS_FILE
-    evaluations.write_text(json.dumps([{"step": 1, "f1": 1}, entry]))
-    with pytest.raises(UserError, match=r"evaluations.json\[1\]: (step|f1) is"):
-        read_evaluations(tmp_path, "f1")
-    evaluations.write_text(json.dumps([{"step": 1, "f1": 1, "development_data": "of one file"}]))
-    with pytest.raises(UserError, match="best, the best model, is gone"):
-        read_evaluations(tmp_path, "f1")
-    (tmp_path / BEST_FOLDER).mkdir()
-    (tmp_path / BEST_FOLDER / "model.safetensors").touch()
-    assert read_evaluations(tmp_path, "f1", "of one file")[0]["f1"] == 1
-    with pytest.raises(UserError, match="has the scores of other development data"):
-        read_evaluations(tmp_path, "f1", "of another file")
-
-
 def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
     finished, tmp_path, capsys
 ):
-    """Its weights are listed by the evaluations, or are those of a step, as after a kill before
-    they are listed.
-    """
     folder = tmp_path / "phase1"
     shutil.copytree(finished, folder)
     assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
     assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
-    shutil.copytree(finished / "2", folder / BEST_FOLDER)
-    (folder / EVALUATIONS_FILE).write_text(json.dumps([{"step": 1, "f1": 1, "model": "of a run"}]))
-    assert find_model_folder(folder) == folder / BEST_FOLDER
-    assert f"{folder}: using best, the model with the best score" in capsys.readouterr().out
-    (folder / "2" / "manifest.json").unlink()
-    for read in (find_model_folder, partial(read_evaluations, metric="f1")):
-        with pytest.raises(
-            UserError, match=f"{BEST_FOLDER} is not a model that .*{EVALUATIONS_FILE} lists"
-        ):
-            read(folder)
-    (folder / EVALUATIONS_FILE).write_text(
-        json.dumps([{"step": 1, "model": model_digest(folder / BEST_FOLDER)}])
-    )
-    assert find_model_folder(folder) == folder / BEST_FOLDER
-    shutil.rmtree(folder / BEST_FOLDER)
-    with pytest.raises(UserError, match=rf"{BEST_FOLDER}, the best model that .* lists, is gone"):
-        find_model_folder(folder)
+    shutil.copytree(finished / "2", folder / "1")
+    (folder / "best").symlink_to("1")
+    assert find_model_folder(folder) == folder / "1"
+    assert f"{folder}: using 1, the model with the best score" in capsys.readouterr().out
 
 
 def test_a_folder_with_the_name_of_a_step_that_is_no_checkpoint_is_named(

@@ -41,10 +41,6 @@ def resumed(files: Path, begun: Path, output: Path, way: str, *flags):
     shutil.copytree(begun, output / "a")
     if way == "elsewhere":
         checkpoint = output / "a" / STEPS / "2"
-        best = ("best", "evaluations.json")
-        (output / "b" / STEPS).mkdir(parents=True)
-        for name in best:
-            (output / "a" / STEPS / name).rename(output / "b" / STEPS / name)
         given = (*given, "--from-checkpoint", checkpoint)
         return run_here(words(files, output / "b", *given), run_glue.main)
     given = (*given, "--resume-from-checkpoint")

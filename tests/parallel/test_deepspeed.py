@@ -76,7 +76,7 @@ def command(inputs: RunInputs, output: Path, *flags) -> list[str]:
 def save_first(checkpoints: Checkpoints, _stop: object) -> None:
     """A run that starts from a checkpoint saves what it has read before it goes on."""
     if checkpoints.state.step:
-        checkpoints.saved_step = None
+        checkpoints.saved = None
         checkpoints.save()
 
 

@@ -22,12 +22,12 @@ from glue_runs import (
 )
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file, save_file
+from small_runs import evaluations, rewrite_manifest
 from transformers import pipeline
 
 import inference
 import report
 import run_glue
-from bert_recipe.checkpoint.folder import model_digest
 from bert_recipe.utils.errors import UserError
 
 
@@ -354,30 +354,32 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(
     assert run(files, tmp_path / "whole", *flags) == 0
     assert run(files, tmp_path / "parts", *flags, "--steps-this-run", 24) == 0
     assert not (folders[1] / "scores.json").exists()
-    history = read_json(folders[1] / "evaluations.json")
-    assert history.pop()["step"] == 24  # as if it was killed while it evaluated the checkpoint
-    (folders[1] / "evaluations.json").write_text(json.dumps(history))
+    progress = read_json(folders[1] / "24/model_progress.json")
+    assert progress["evaluations"].pop()["step"] == 24  # as if it was not evaluated
+    (folders[1] / "24/model_progress.json").write_text(json.dumps(progress))
+    rewrite_manifest(folders[1] / "24")
     assert run(files, tmp_path / "parts", *flags) == 0
-    history = read_json(folders[0] / "evaluations.json")
+    history = evaluations(folders[0])
     assert [entry["step"] for entry in history] == list(range(6, 49, 6))
-    assert read_json(folders[1] / "evaluations.json") == history
+    assert evaluations(folders[1]) == history
     best = max(history, key=lambda entry: entry["accuracy"])
     assert best["step"] > 6 and scores_in(folders[0]) == {"accuracy": best["accuracy"]}
     alone = load_file(trained / "48" / "model.safetensors")
     for folder in folders:
         last = load_file(folder / "48" / "model.safetensors")
         assert all(torch.equal(last[name], alone[name]) for name in alone)
-        names = sorted(path.name for path in (folder / "best").iterdir())
-        assert best["model"] == model_digest(folder / "best")
-        assert names == [
+        assert str((folder / "best").readlink()) == str(best["step"])
+        names = {path.name for path in (folder / "best").iterdir()}
+        assert names - {"model_optimizer.safetensors"} == {
             "README.md",
             "config.json",
             "manifest.json",
             "model.safetensors",
+            "model_progress.json",
             "tokenizer.json",
             "tokenizer_config.json",
             "vocab.txt",
-        ]
+        }
         log = [
             json.loads(line[5:])["data"]
             for line in (folder.parents[1] / "report.json").read_text().splitlines()
@@ -437,6 +439,4 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         )
         assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
         assert read_json(two / "scores.json") == read_json(one / "scores.json")
-        histories = [read_json(folder / "evaluations.json") for folder in (one, two)]
-        scores = [[entry | {"model": None} for entry in history] for history in histories]
-        assert scores[0] == scores[1]  # the weights differ by the order of sums
+        assert evaluations(one) == evaluations(two)

@@ -19,12 +19,12 @@ from glue_runs import (
     write_csv,
 )
 from safetensors.torch import load_file
-from small_runs import files_of, run_here
+from small_runs import evaluations, files_of, run_here
 
 import report
 import run_embeddings
 import run_glue
-from bert_recipe.checkpoint.folder import find_model_folder, model_digest
+from bert_recipe.checkpoint.folder import find_model_folder
 from bert_recipe.utils.errors import UserError
 
 
@@ -33,32 +33,25 @@ def files(glue_files) -> Path:
     return glue_files
 
 
-def test_a_best_model_that_is_damaged_ends_a_resumed_run(files, tmp_path):
+@pytest.mark.parametrize("change", ["damaged", "gone"])
+def test_a_best_model_that_is_damaged_or_gone_ends_a_resumed_run(files, tmp_path, change):
     """Its weights would have the final scores if no later evaluation is better."""
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint")
-    flags += ("--max-steps", 2, "--eval-steps", 1)
-    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
-    weights = tmp_path / "custom/sst-2/best/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-2] + b"\0\1")
-    with pytest.raises(UserError, match=r"best/model.safetensors is damaged"):
-        run(files, tmp_path, *flags)
-    assert not (tmp_path / "custom/sst-2/2").exists()
-
-
-def test_a_best_model_that_is_gone_with_its_scores_ends_a_resumed_run(files, tmp_path):
-    """A checkpoint knows which evaluations came before it."""
-    flags = (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint")
-    flags += ("--max-steps", 3, "--eval-steps", 1)
+    flags += ("--max-steps", 3, "--eval-steps", 1, "--learning-rate", 1e-9)
     assert run(files, tmp_path, *flags, "--steps-this-run", 2) == 0
     folder = tmp_path / "custom/sst-2"
-    shutil.rmtree(folder / "best")
-    (folder / "evaluations.json").unlink()
-    with pytest.raises(UserError, match=r"evaluations.json lacks the evaluation of step 1"):
+    assert str((folder / "best").readlink()) == "1"
+    weights = folder / "1/model.safetensors"
+    if change == "damaged":
+        weights.write_bytes(weights.read_bytes()[:-2] + b"\0\1")
+    else:
+        shutil.rmtree(folder / "1")
+        with pytest.raises(UserError, match="best, the link to 1, the best step, is gone"):
+            find_model_folder(folder)
+    with pytest.raises(UserError, match=r"1/model.*is damaged|1, the best model .*, is gone"):
         run(files, tmp_path, *flags)
-    with pytest.raises(UserError, match=r"best and evaluations.json are gone"):
-        find_model_folder(folder)
-    assert find_model_folder(folder / "2") == folder / "2"
     assert not (folder / "3").exists()
+    assert find_model_folder(folder / "2") == folder / "2"
 
 
 @pytest.mark.parametrize("steps_before", [2, 4])
@@ -77,7 +70,7 @@ def test_a_run_without_evaluations_does_not_remove_or_ignore_the_best_model(
     assert_refused(result, "has the best model of its evaluations", "add --eval-steps as before")
     assert files_of(folder) == before
     assert run(files, tmp_path, *flags, *evaluates) == 0
-    assert [entry["step"] for entry in read_json(folder / "evaluations.json")] == [2, 4]
+    assert [entry["step"] for entry in evaluations(folder)] == [2, 4]
     longer = ("--max-steps", 6, *evaluates, "--steps-this-run", 1)
     assert run(files, tmp_path, *flags, *longer) == 0
     assert not (folder / "scores.json").exists()  # it was of step 4
@@ -179,7 +172,7 @@ def test_training_ends_early_without_a_better_score_and_is_not_continued(files, 
     for is_new in (True, False):
         assert run(files, tmp_path, *flags) == 0
         folder = tmp_path / "custom" / "sst-2"
-        history = read_json(folder / "evaluations.json")
+        history = evaluations(folder)
         assert [entry["step"] for entry in history] == [3, 6, 9]
         assert scores_in(folder) == {"accuracy": history[0]["accuracy"]}
         output = capsys.readouterr().out
@@ -194,10 +187,10 @@ def test_any_score_of_the_task_selects_the_best_checkpoint(files, tmp_path):
     metric = ("--metric-for-best-model", "eval_f1_macro")  # as Trainer names it
     assert run(files, tmp_path, *flags, *metric) == 0
     folder = tmp_path / "custom" / "classification"
-    history = read_json(folder / "evaluations.json")
+    history = evaluations(folder)
     best = max(history, key=lambda entry: entry["f1_macro"])
     assert scores_in(folder)["f1_macro"] == best["f1_macro"]
-    assert best["model"] == model_digest(folder / "best")
+    assert str((folder / "best").readlink()) == str(best["step"])
     result = run_here(words(files, tmp_path, *flags), run_glue.main)
     assert_refused(result, "--metric-for-best-model f1_macro (this run uses None)")
 

@@ -22,6 +22,7 @@ from huggingface_hub import ModelCard as HubCard
 from processes import exit_codes, start, start_several, wait_until
 from safetensors.torch import load_file
 from small_runs import (
+    evaluations,
     files_of,
     losses,
     resuming,
@@ -316,8 +317,7 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(
     command = inputs.command(tmp_path, "--max-steps", 40, "--optimizer", "AdamW", *flags)
     train([*command, "--steps-this-run", "3"])
     stopped = train([*command, *map(str, resuming(tmp_path))])
-    evaluations = read_json(folder / "evaluations.json")
-    found = {entry["step"]: entry["loss"] for entry in evaluations}
+    found = {entry["step"]: entry["loss"] for entry in evaluations(folder)}
     best = min(found, key=found.get)
     assert list(found) == [2, 4, *range(6, best + 5, 2)] and best + 4 < 40
     assert f"best: loss {found[best]:.6g} at step {best}" in stopped.stdout

@@ -19,7 +19,7 @@ from conftest import (
     read_json,
     reported,
 )
-from small_runs import run_here, torchs_adamw
+from small_runs import evaluations, run_here, torchs_adamw
 from squad_documents import squad_document
 from torch import nn
 
@@ -284,8 +284,8 @@ def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_
         result = run_here(arguments(files, tmp_path, *flags, *changed), run_squad.main)
         assert_refused(result, says)
     assert run(files, tmp_path, *flags) == 0
-    (evaluations,) = tmp_path.rglob("evaluations.json")
-    assert [entry["step"] for entry in read_json(evaluations)] == [1, 2, 3]
+    (best,) = tmp_path.rglob("best")
+    assert [entry["step"] for entry in evaluations(best.parent)] == [1, 2, 3]
 
 
 def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):

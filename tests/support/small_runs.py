@@ -253,6 +253,12 @@ def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
+def evaluations(folder: Path) -> list[dict]:
+    """Those in the newest checkpoint of a folder of steps."""
+    newest = max(folder.glob("[0-9]*/*_progress.json"), key=lambda path: int(path.parent.name))
+    return read_json(newest)["evaluations"]
+
+
 def rewrite_manifest(folder: Path) -> None:
     """Makes the manifest of a checkpoint fit the files in it, after a test has changed them."""
     paths = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE]

@@ -24,7 +24,7 @@ from conftest import (
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
-from small_runs import run_here
+from small_runs import evaluations, run_here
 from tokenizers import Tokenizer
 
 import inference
@@ -253,7 +253,7 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     results = tmp_path / "custom" / "embedding"
     scores = read_json(results / "scores.json")
     assert scores["recall@10"] > 0.8
-    best = max(read_json(results / "evaluations.json"), key=lambda entry: entry["ndcg@10"])
+    best = max(evaluations(results), key=lambda entry: entry["ndcg@10"])
     assert scores["ndcg@10"] == best["ndcg@10"]
     assert read_json(results / "16" / "tokenizer_config.json")["model_max_length"] == 16
 
@@ -488,5 +488,5 @@ def test_evaluations_begin_with_the_starting_weights(files, tmp_path, capsys):
     assert run_embeddings.main(words(files, tmp_path / "c", *scored)) == 0
     (scores,) = (tmp_path / "c").rglob("scores.json")
     assert before == pytest.approx(read_json(scores)["ndcg@10"], abs=1e-5)
-    steps = [entry["step"] for entry in read_json(tmp_path / "b/custom/embedding/evaluations.json")]
+    steps = [entry["step"] for entry in evaluations(tmp_path / "b/custom/embedding")]
     assert 0 not in steps  # the best model is a trained one

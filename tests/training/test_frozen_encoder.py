@@ -15,6 +15,7 @@ import compare
 import inference
 import run_glue
 from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tokenization.files import find_tokenizer
@@ -124,8 +125,8 @@ def test_the_fit_is_repeated_and_compared_like_any_run(glue_files, tmp_path, cap
     for _ in range(2):
         assert run(glue_files, encoder, tmp_path / "a", *flags) == 0
     assert BY_RULE not in capsys.readouterr().out  # nothing is trained
-    record = read_json(tmp_path / "a/encoder/classification/seed-42/run.json")
-    assert record["hyperparameters"]["--learning-rate"] is None
+    record = read_record(tmp_path / "a/encoder/classification/seed-42")
+    assert record.hyperparameters["--learning-rate"] is None
     training = ("--num-seeds", 2, "--max-steps", 1)
     assert run(glue_files, encoder, tmp_path / "b", *training) == 0
     folders = [str(tmp_path / name / "encoder" / "classification") for name in "ab"]

@@ -1,0 +1,149 @@
+"""The best model of a run: a step that is kept, and a link to it."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import transformers
+from conftest import read_json
+from small_runs import evaluations, files_of, resuming, steps_folder, steps_in, train
+
+from bert_recipe.checkpoint.folder import is_valid, verify_checkpoint
+from bert_recipe.utils.errors import UserError
+
+# The loss rises after the first evaluations.
+RISING = ("--optimizer", "AdamW", "--learning-rate", 0.5, "--warmup-proportion", 0)
+FLAGS = ("--max-steps", 8, "--num-steps-per-checkpoint", 2, "--eval-steps", 1, *RISING)
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("whole")
+    train(command(inputs, output))
+    return output
+
+
+def command(inputs, output: Path, *flags) -> list[str]:
+    return inputs.command(output, *FLAGS, "--eval-dir", inputs.held_out, *flags)
+
+
+def best_of(output: Path) -> int:
+    """The step that `best` is a link to."""
+    target = (steps_folder(output) / "best").readlink()
+    assert len(target.parts) == 1  # relative
+    return int(str(target))
+
+
+def lowest(output: Path) -> int:
+    """The step whose loss is the lowest of the evaluations."""
+    return min(evaluations(steps_folder(output)), key=lambda entry: entry["loss"])["step"]
+
+
+def test_the_best_step_is_kept_without_its_optimizer_and_loads_everywhere(inputs, whole, tmp_path):
+    folder = steps_folder(whole)
+    history = evaluations(folder)
+    assert [entry["step"] for entry in history] == list(range(1, 9))
+    best = best_of(whole)
+    assert best == lowest(whole) < 4
+    assert steps_in(whole) == [str(best), "4", "6", "8", "best"]
+    verify_checkpoint(folder / "best", with_state=False)
+    assert "model_optimizer.safetensors" not in {path.name for path in (folder / "best").iterdir()}
+    assert read_json(folder / "best/model_progress.json")["best_step"] == best
+    with pytest.raises(UserError, match="has no optimizer state, since it was kept only as the"):
+        verify_checkpoint(folder / str(best))
+    shutil.copytree(whole, tmp_path / "copy")  # follows links
+    for path in (folder / "best", steps_folder(tmp_path / "copy") / "best"):
+        transformers.AutoModelForPreTraining.from_pretrained(path)
+    longer = ("--max-steps", 9, *resuming(tmp_path / "copy"))
+    train(command(inputs, tmp_path / "copy", *longer))
+    assert best_of(tmp_path / "copy") == lowest(tmp_path / "copy")
+
+
+def test_a_run_that_goes_on_elsewhere_takes_its_best_model_along(inputs, whole, tmp_path):
+    whole_steps = steps_folder(whole)
+    start = ("--from-checkpoint", whole_steps / "8", "--max-steps", 9, "--learning-rate", 9)
+    train(command(inputs, tmp_path, *start))
+    best = best_of(whole)
+    assert best_of(tmp_path) == best
+    here, there = (
+        path / "best/model.safetensors" for path in (steps_folder(tmp_path), whole_steps)
+    )
+    assert here.read_bytes() == there.read_bytes()
+    assert steps_in(tmp_path) == [str(best), "9", "best"]
+    longer = ("--max-steps", 10, "--learning-rate", 9, *resuming(tmp_path))
+    train(command(inputs, tmp_path, *longer))
+    assert [entry["step"] for entry in evaluations(steps_folder(tmp_path))] == list(range(1, 11))
+
+
+CHANGES = ("rename", "replace", "unlink", "symlink", "link", "rmdir", "mkdir")
+
+
+def test_a_run_that_is_killed_at_any_change_of_its_folder_goes_on_the_same(
+    inputs, whole, tmp_path, monkeypatch
+):
+    """What a kill leaves is what the folder has before the change."""
+    copies, contents = [], []
+    killed = tmp_path / "killed"
+    copying = threading.Lock()
+
+    def watch(name: str) -> None:
+        change = getattr(os, name)
+
+        def changing(*args, **kwargs):
+            if copying.acquire(blocking=False):  # not of the copy itself
+                try:
+                    keep()
+                finally:
+                    copying.release()
+            return change(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, changing)
+
+    def keep() -> None:
+        content = names_in(steps_folder(killed))
+        if steps_folder(killed).is_dir() and content not in contents:
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            shutil.copytree(killed, copies[-1], symlinks=True)
+            contents.append(content)
+
+    for name in CHANGES:
+        watch(name)
+    train(command(inputs, killed))
+    monkeypatch.undo()
+    expected = {path.relative_to(whole): content for path, (_, content) in weights_of(whole)}
+    assert len(copies) > 20
+    every = int(os.environ.get("EVERY_KILL", 6))
+    for copy in copies[::every]:
+        for step in steps_folder(copy).glob("[0-9]"):  # a step is complete at any time
+            verify_checkpoint(step, with_state=False)
+        train(command(inputs, copy, *resuming(copy)))
+        assert {path.relative_to(copy): content for path, (_, content) in weights_of(copy)} == (
+            expected
+        )
+        assert evaluations(steps_folder(copy)) == evaluations(steps_folder(whole))
+        assert best_of(copy) == best_of(whole) and steps_in(copy) == steps_in(whole)
+
+
+def names_in(folder: Path) -> list:
+    """The files in a folder with their sizes, and the targets of links."""
+    return sorted(
+        (str(path), str(path.readlink()) if path.is_symlink() else path.stat().st_size)
+        for path in folder.rglob("*")
+    )
+
+
+def weights_of(output: Path) -> list:
+    items = files_of(steps_folder(output)).items()
+    return [item for item in items if item[0].name.endswith(".safetensors")]
+
+
+def test_a_step_that_a_kill_left_under_another_name_is_found(inputs, whole, tmp_path):
+    """Between the two renames that replace it, as where a missing evaluation is added to it."""
+    shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    folder = steps_folder(tmp_path / "run")
+    (folder / "8").rename(folder / "8.tmp-1234")
+    output = train(command(inputs, tmp_path / "run", *resuming(tmp_path / "run"))).stdout
+    assert f"resumed from {folder / '8'}: step 8" in output
+    assert is_valid(folder / "8") and steps_in(tmp_path / "run") == steps_in(whole)
