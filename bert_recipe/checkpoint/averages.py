@@ -32,11 +32,17 @@ class WeightAverages:
 
     def __init__(self, parallel: TrainedModel, decay: float):
         self.parallel, self.decay = parallel, decay
-        self.tensors = {name: p.detach().clone() for name, p in parallel.named_parameters().items()}
+        folder_tensors = parallel.model.folder_tensors
+        self.tensors = {
+            name: p.detach().clone()
+            for name, p in parallel.named_parameters().items()
+            if name in folder_tensors
+        }
 
     def update(self, is_skipped: Tensor) -> None:
         """is_skipped: a boolean scalar on the device, which is not read."""
-        weights = [p.detach() for p in self.parallel.named_parameters().values()]
+        parameters = self.parallel.named_parameters()
+        weights = [parameters[name].detach() for name in self.tensors]
         share = torch.where(is_skipped, 0.0, 1 - self.decay).float()
         torch._foreach_lerp_(list(self.tensors.values()), weights, [share] * len(weights))
 
@@ -48,7 +54,9 @@ class WeightAverages:
     @torch.no_grad()
     def exchange(self) -> None:
         """Exchanges the averages and the weights of the model."""
-        for name, p in self.parallel.named_parameters().items():
+        parameters = self.parallel.named_parameters()
+        for name in self.tensors:
+            p = parameters[name]
             weights = p.detach().clone()
             p.copy_(self.tensors[name])
             self.tensors[name].copy_(weights)

@@ -27,7 +27,7 @@ from bert_recipe.checkpoint.model_choice import check_vocab_size
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, sentence_files
 from bert_recipe.checkpoint.weight_files import without_wrappers
-from bert_recipe.checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
+from bert_recipe.checkpoint.weights import copy_rows, folder_shapes, select_weights
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.bert import (
     BertConfig,
@@ -251,9 +251,11 @@ def whole_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
             "the model was prepared for inference, which packs and rounds its weights: save it "
             "before that, or load it again"
         )
-    shapes = checkpoint_shapes(model)
+    shapes = folder_shapes(model)
     tensors = {}
     for name, parameter in model.named_parameters():
+        if name not in shapes:
+            continue
         # Of FSDP2 (DTensor, whose module takes a second to import) or of DeepSpeed.
         is_shard = hasattr(parameter, "placements") or hasattr(parameter, "ds_shape")
         if is_shard or parameter.is_meta:

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +41,7 @@ from bert_recipe.checkpoint.progress import (
     read_progress,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
+from bert_recipe.checkpoint.spans import training_spans
 from bert_recipe.checkpoint.start import (
     StartKind,
     no_log,
@@ -50,6 +52,7 @@ from bert_recipe.checkpoint.trained import SavedLossScale, SavedRun, StateSpec, 
 from bert_recipe.checkpoint.weights import (
     checkpoint_shapes,
     copy_rows,
+    folder_shapes,
     load_weights,
     unused_pooler,
     weights_for,
@@ -68,12 +71,17 @@ from bert_recipe.utils.files import (
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_line
 
+# Before the names of parameters that only training needs, in the optimizer's file.
+TRAINING_ONLY = "parameters."
+
 
 class TrainState:
     """The state of a run on this rank, after `step` updates and `samples_consumed` samples. The
     host reads `step` from `device_step` on the device. The learning-rate schedule starts at update
     `schedule_start`.
 
+    untrained: parameters that never train.
+    spans: the updates that train each parameter.
     encoder_start: the update after which the encoder is trained, too; None while only the head is.
     head_losses: of the last updates of the head alone.
     pooler: of the starting weights, if only fine-tuning needs it; checkpoints have it as it is.
@@ -87,6 +95,7 @@ class TrainState:
         optimizer_spec: StateSpec,
         loss_scale: SavedLossScale,
         distributed: DistributedContext,
+        untrained: Collection[str] = (),
     ):
         self.run, self.record, self.prefix = run, run.record, run.settings.prefix
         self.averages: WeightAverages | None = None  # once the weights are loaded
@@ -106,7 +115,8 @@ class TrainState:
             "python": platform.python_version(),
             FLOAT32_LINEAR: float32_library(),
         }
-        self.encoder_start: int | None = 0
+        self.untrained = untrained
+        self.start_encoder(0)
         self.head_losses: list[float] = []
         self.pooler: dict[str, Tensor] = {}
         # Those that chose the best step, see best.py, and where that is, on the main process.
@@ -116,6 +126,11 @@ class TrainState:
         self.lock: FolderLock | None = None  # of the folder of steps
         # Whether the files of the data are not those of the restored checkpoint.
         self.data_may_differ = False
+
+    def start_encoder(self, step: int | None) -> None:
+        """Trains the encoder from the update after `step` on; None: from one not known yet."""
+        self.encoder_start = step
+        self.spans = training_spans(self.model, self.untrained, step)
 
     @property
     def epoch_and_step(self) -> tuple[int, int]:
@@ -136,14 +151,21 @@ class TrainState:
         """The state as a checkpoint, called on all ranks. Tensors are not copied."""
         parameters = self.parallel.named_parameters()
         prefix = self.prefix
+        folder_tensors = self.model.folder_tensors
         state_rows = []
-        for name in parameters:
+        for name, p in parameters.items():
+            if name not in folder_tensors:
+                state_rows.append(self._rows(name, TRAINING_ONLY + name, p))
             state = self.parallel.optimizer_state(self.optimizer, name)
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state_rows.append(self._state_rows(name, key, value))
         tensors = {
-            MODEL_FILE: [self._rows(name, name, p) for name, p in parameters.items()],
+            MODEL_FILE: [
+                self._rows(name, name, p)
+                for name, p in parameters.items()
+                if name in folder_tensors
+            ],
             prefix + OPTIMIZER_SUFFIX: state_rows,
         }
         for name, tensor in self.pooler.items():
@@ -282,7 +304,8 @@ class TrainState:
         self._restore_updates(folder, progress)
         self.samples_consumed = progress.samples_consumed
         self.schedule_start = progress.schedule_start
-        self.encoder_start, self.head_losses = progress.encoder_start, progress.head_losses
+        self.start_encoder(progress.encoder_start)
+        self.head_losses = progress.head_losses
         self.train_seconds = progress.train_seconds
         self.raw_train_seconds = progress.raw_train_seconds
         self._log(
@@ -317,30 +340,33 @@ class TrainState:
                 f"checkpoint {folder} was saved with {progress.optimizer}, not "
                 f"{self.saved_optimizer}: {advice}"
             )
-        # A parameter has no optimizer state before its first update, and while only the head was
-        # trained, the encoder had none.
-        encoder_start = progress.encoder_start
-        was_frozen = encoder_start is None or (encoder_start > 0 and encoder_start == progress.step)
-        path = folder.path / (self.prefix + OPTIMIZER_SUFFIX)
-        self._restore_optimizer(path, was_frozen)
+        spans = training_spans(self.model, self.untrained, progress.encoder_start)
+        trained = {name for name, span in spans.items() if span.has_state(progress.step)}
+        self._restore_optimizer(folder.path / (self.prefix + OPTIMIZER_SUFFIX), trained)
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress.loss_scale)
         self.step = progress.step
         self.device_step.fill_(self.step)
 
-    def _restore_optimizer(self, path: Path, was_frozen: bool) -> None:
-        """Copies this rank's rows of the optimizer state in the file `path`. was_frozen: the file
-        may lack the state of parameters, because they were frozen.
+    def _restore_optimizer(self, path: Path, trained: Collection[str]) -> None:
+        """Copies this rank's rows of the optimizer state in the file `path`, and the parameters
+        that only training needs. trained: names of parameters that the file has the state of; it
+        may have that of others.
         """
         parameters = self.parallel.named_parameters()
         required: dict[str, tuple[int, ...]] = {}
         optional: dict[str, tuple[int, ...]] = {}
-        for name, p in parameters.items():
-            shapes = required if p.requires_grad and not was_frozen else optional
+        folder_tensors = self.model.folder_tensors
+        for name in parameters:
+            shapes = required if name in trained else optional
             for key, (shape, _) in self.state_layout[name].items():
                 shapes[f"{name}.{key}"] = shape
+            if name not in folder_tensors:
+                required[TRAINING_ONLY + name] = self.shapes[name]
         tensors = open_state(path, required, optional)
         for name, p in parameters.items():
+            if TRAINING_ONLY + name in tensors:
+                copy_rows(p.detach(), self.parallel.row_start(name), tensors[TRAINING_ONLY + name])
             for key, (shape, owner) in self.state_layout[name].items():
                 tensor = tensors.get(f"{name}.{key}")
                 if tensor is None:
@@ -392,7 +418,7 @@ class TrainState:
             return
         path = checkpoint.path / (self.prefix + AVERAGES_SUFFIX)
         if path.is_file():
-            self.averages.load(open_state(path, self.shapes))
+            self.averages.load(open_state(path, folder_shapes(self.model)))
         else:
             self._log(
                 f"note: {checkpoint} has no averages of the weights: they start at its weights"

@@ -93,6 +93,12 @@ def checkpoint_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def folder_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Those of the parameters that a model folder has."""
+    shapes, names = checkpoint_shapes(model), model.folder_tensors
+    return {name: shape for name, shape in shapes.items() if name in names}
+
+
 @torch.no_grad()
 def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
     """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of
@@ -169,7 +175,7 @@ def select_weights(
     needs_head: the model's head must be present, for prediction.
     """
     given = canonical_names(tensors, model)
-    wanted = checkpoint_shapes(model)
+    wanted = folder_shapes(model)
     misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
     has_other_head = not needs_head and any(name.startswith(model.task_head) for name in misshapen)
     if has_other_head:

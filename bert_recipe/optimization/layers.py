@@ -22,10 +22,9 @@ def layer_depths(model: PreTrainedModel) -> dict[str, int]:
     return {name: depths.get(p, top) for name, p in model.named_parameters()}
 
 
-def freeze_layers(model: PreTrainedModel, count: int | None) -> frozenset[str]:
-    """Excludes the embeddings and the first `count` layers from gradients, before a strategy is
-    applied; nothing if it is None. Returns the names of their parameters. Raises UserError if there
-    are fewer layers.
+def lowest_layers(model: PreTrainedModel, count: int | None) -> frozenset[str]:
+    """The names of the parameters of the embeddings and the first `count` layers; none if that is
+    None. Raises UserError if there are fewer layers.
     """
     if count is None:
         return frozenset()
@@ -33,12 +32,7 @@ def freeze_layers(model: PreTrainedModel, count: int | None) -> frozenset[str]:
         raise UserError(
             f"--freeze-layers {count}: the model has {len(model.layers)} layers: give fewer"
         )
-    depths = layer_depths(model)
-    parameters = dict(model.named_parameters())
-    frozen = frozenset(name for name, depth in depths.items() if depth <= count)
-    for name in frozen:
-        parameters[name].requires_grad_(False)
-    return frozen
+    return frozenset(name for name, depth in layer_depths(model).items() if depth <= count)
 
 
 def layerwise_groups(

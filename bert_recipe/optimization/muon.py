@@ -299,7 +299,9 @@ def muon_groups(
     rows = {name: len(p) for name, p in model.named_parameters() if p.dim()}
     named = dict(model.named_parameters()) if parameters is None else parameters
     stacked = {
-        name: count for name, count in hidden_matrices(model).items() if named[name].requires_grad
+        name: count
+        for name, count in hidden_matrices(model).items()
+        if name in named and named[name].requires_grad
     }
     others = {name: p for name, p in named.items() if name not in stacked}
     groups = [{**group, "stacked": 0} for group in parameter_groups(model, weight_decay, others)]

@@ -70,7 +70,7 @@ def parameter_groups(
         optimizer = Lamb(parameter_groups(model, weight_decay=0.01), lr=1e-3)
 
     parameters: tensors to update instead of the model's own, by name, such as shards or float32
-    copies.
+    copies; those that never train may be left out.
     """
     undecayed = undecayed_parameters(model)
     named = dict(model.named_parameters()) if parameters is None else parameters

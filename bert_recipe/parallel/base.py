@@ -5,7 +5,7 @@ tensors to update.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -56,9 +56,7 @@ class ParallelModel:
     keeps_gradients: whether gradients keep their memory.
     gathers_parameters: whether forward passes gather parameters from all ranks, which then need the
         same number of passes.
-    frozen: names of parameters that `step` does not change, for some updates; their optimizer state
-        begins with their first update.
-    cannot_freeze: the flag of a strategy whose `step` changes the `frozen` ones, too, or "".
+    cannot_freeze: the flag of a strategy whose `step` changes all parameters, or "".
     compiles: whether --compile auto may compile.
     shards_only_state: whether each rank first holds all weights, but only a part of the optimizer's
         state.
@@ -69,7 +67,6 @@ class ParallelModel:
     saves_rows = True
     keeps_gradients = False  # between steps, as zeros
     gathers_parameters = False
-    frozen: frozenset[str] = frozenset()
     cannot_freeze = ""
     compiles = True
     shards_only_state = False
@@ -176,21 +173,26 @@ class ParallelModel:
             self.masters.add_gradients()
 
     def step(
-        self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: Tensor,
+        max_grad_norm: float,
+        waiting: Collection[str] = (),
     ) -> tuple[Tensor, Tensor]:
         """Unscales and clips finite gradients and steps. Returns the norm before clipping, and
-        `found_inf`.
+        `found_inf`. waiting: parameters that the update does not change; their optimizer state
+        begins with their first update.
         """
         parameters = self.named_parameters()
-        frozen_gradients = {name: parameters[name].grad for name in self.frozen}
-        for name in self.frozen:
+        unused_gradients = {name: parameters[name].grad for name in waiting}
+        for name in waiting:
             parameters[name].grad = None
         norm = total_norm(gradients(optimizer), self.shard_group) / loss_scale
         not_finite = ~torch.isfinite(norm)
         clip = (norm / max_grad_norm).clamp(min=1.0)
         apply_step(optimizer, loss_scale * clip, not_finite.float())
         self.write_back()
-        for name, gradient in frozen_gradients.items():
+        for name, gradient in unused_gradients.items():
             parameters[name].grad = gradient  # whose memory may be kept
         optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return norm, not_finite

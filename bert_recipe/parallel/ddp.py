@@ -107,7 +107,7 @@ class ReplicatedMasters(Replicated):
         """
         masters = self.masters.masters
         groups: list[list[str]] = [[]]
-        trained = [name for name, p in masters.items() if p.requires_grad]
+        trained = [name for name, p in self.masters.model_parameters.items() if p.requires_grad]
         for name in reversed(trained):  # approximately the order of the backward pass
             groups[-1].append(name)
             if sum(masters[n].numel() for n in groups[-1]) >= self.BUCKET_ELEMENTS:

@@ -13,7 +13,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -314,7 +314,11 @@ class ZeroModel(DeepSpeedModel):
         self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
 
     def step(
-        self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: Tensor,
+        max_grad_norm: float,
+        waiting: Collection[str] = (),
     ) -> tuple[Tensor, Tensor]:
         self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
         norm = torch.as_tensor(

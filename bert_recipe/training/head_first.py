@@ -80,7 +80,8 @@ class HeadFirst(Callback):
         is_over = state.step >= self.last_step or (is_checked and is_trained(state.head_losses))
         if state.encoder_start is not None or not is_over:
             return
-        state.encoder_start, state.head_losses = state.step, []
+        state.start_encoder(state.step)
+        state.head_losses = []
         self.begin()
         self._log(f"the encoder is trained from update {state.step + 1} on, with a new warmup")
 
@@ -123,9 +124,3 @@ def head_rate(optimizer: str, peak_rate: float) -> float:
     higher rate is not for it.
     """
     return peak_rate if optimizer == "Lamb" else RATE_FACTOR * peak_rate
-
-
-def encoder_parameters(model: PreTrainedModel) -> frozenset[str]:
-    """The names of all parameters but those of heads and the pooler."""
-    names = (name for name, _ in model.named_parameters())
-    return frozenset(name for name in names if not name.startswith(model.optional_heads))

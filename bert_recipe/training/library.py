@@ -68,7 +68,7 @@ class OwnTask(SeparableTask):
         return loader
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        return {"loss": self.sum_of_losses(model, micro_batch)}
+        return {"loss": model(micro_batch, objective=self.sum_of_losses)}
 
     def loss(self, sums: Mapping[str, Number], counts: BatchCounts) -> Number:
         return sums["loss"] / counts.sequences

@@ -1,6 +1,6 @@
 """Setup shared by all programs: starts the runtime, and builds a trainer with its callbacks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
-from bert_recipe.optimization.layers import freeze_layers
+from bert_recipe.optimization.layers import lowest_layers
 from bert_recipe.optimization.lr_scheduler import make_schedule, rate_table
 from bert_recipe.optimization.precision import (
     LossScale,
@@ -37,7 +37,6 @@ from bert_recipe.training.guessing import GuessingLoss
 from bert_recipe.training.head_first import (
     HeadFirst,
     begins_with_head,
-    encoder_parameters,
     head_rate,
 )
 from bert_recipe.training.run import Run
@@ -164,18 +163,17 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     torch.manual_seed(run.record.seed)
     model = model or run.make_model()
     check_memory(model, runtime, tensors_per_parameter=3)
-    parallel = apply_strategies(model, run, runtime)
+    untrained = lowest_layers(model, run.settings.trainer.freeze_layers)
+    parallel = apply_strategies(model, untrained, run, runtime)
     device = parallel.optimizer_device
     peak_rate = run.values.schedule.learning_rate
     learning_rate = torch.tensor(peak_rate, dtype=torch.float32, device=device)
-    state = make_state(run, parallel, learning_rate, runtime)
+    state = make_state(run, parallel, untrained, learning_rate, runtime)
     state.restore()
     check_updates_left(state.schedule_start, run.max_steps)
 
     if begins_with_head(model, run, state):
-        state.encoder_start = None
-    if state.encoder_start is None:
-        parallel.frozen = encoder_parameters(model)
+        state.start_encoder(None)
     first_step = state.step
     last_step = run.last_step(first_step)
 
@@ -184,15 +182,14 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
 
     rates = learning_rates()
 
-    def train_encoder() -> None:  # without the trainer, which would then refer to itself
-        parallel.frozen = frozenset()
+    def change_rates() -> None:  # without the trainer, which would then refer to itself
         rates.copy_(learning_rates())
 
     best = make_best(run, state)
     stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
     callbacks = make_callbacks(run, state, best, stopwatch, runtime)
     if state.encoder_start is None:
-        callbacks = [HeadFirst(run, state, runtime, train_encoder), *callbacks]
+        callbacks = [HeadFirst(run, state, runtime, change_rates), *callbacks]
     return Trainer(
         run,
         state,
@@ -220,10 +217,15 @@ def make_loader(run: Run, trainer: Trainer) -> StepLoader:
     )
 
 
-def apply_strategies(model: PreTrainedModel, run: Run, runtime: Runtime) -> ParallelModel:
-    """`model` on its device, with the strategies of the run and without its frozen layers."""
-    untrained = freeze_layers(model, run.settings.trainer.freeze_layers)
-    parallel = parallelize(
+def apply_strategies(
+    model: PreTrainedModel, untrained: Collection[str], run: Run, runtime: Runtime
+) -> ParallelModel:
+    """`model` on its device, with the strategies of the run. untrained: parameters that never
+    train, of which autograd computes no gradients.
+    """
+    for name in untrained:
+        model.get_parameter(name).requires_grad_(False)
+    return parallelize(
         model,
         run.parallel,
         runtime.precision,
@@ -232,9 +234,6 @@ def apply_strategies(model: PreTrainedModel, run: Run, runtime: Runtime) -> Para
         run.task.frozen_models,
         falls_back=run.settings.parallel.compile == "auto",
     )
-    for name in untrained:
-        parallel.named_parameters()[name].requires_grad_(False)
-    return parallel
 
 
 def run_settings(run: Run, state: TrainState) -> JsonObject:
@@ -261,16 +260,23 @@ def schedule_of(run: Run, state: TrainState) -> Callable[[int], float]:
 
 
 def make_state(
-    run: Run, parallel: ParallelModel, learning_rate: Tensor, runtime: Runtime
+    run: Run,
+    parallel: ParallelModel,
+    untrained: Collection[str],
+    learning_rate: Tensor,
+    runtime: Runtime,
 ) -> TrainState:
-    """The state of a run before its first update, with its optimizer. learning_rate: the tensor
-    that the optimizer reads.
+    """The state of a run before its first update, with its optimizer.
+
+    untrained: parameters that never train.
+    learning_rate: the tensor that the optimizer reads.
     """
+    parameters = parallel.named_parameters()
     optimizer = make_optimizer(
         run.settings.optimizer,
         parallel.model,
         learning_rate,
-        parallel.named_parameters(),
+        {name: p for name, p in parameters.items() if name not in untrained},
         parallel.shard_group,
         parallel.replica_group,
         optimizer_product_dtype(runtime.precision, learning_rate.device),
@@ -280,7 +286,8 @@ def make_state(
     if runtime.precision.needs_loss_scale:
         types = run.settings.precision
         loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, learning_rate.device)
-    return TrainState(run, parallel, optimizer, spec_of(optimizer), loss_scale, runtime.distributed)
+    spec, distributed = spec_of(optimizer), runtime.distributed
+    return TrainState(run, parallel, optimizer, spec, loss_scale, distributed, untrained)
 
 
 def check_updates_left(first: int, max_steps: int) -> None:

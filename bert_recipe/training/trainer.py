@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bert_recipe.checkpoint.spans import waiting
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.metrics.sinks import RESUMED_STEP
 from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
@@ -236,7 +237,10 @@ class Trainer:
             update = (state.device_step - self.first_step).clamp(max=len(self.rates) - 1)
             self.learning_rate.copy_(self.rates.take(update))  # rates[update] would synchronize
             self.grad_norm, not_finite = self.parallel.step(
-                state.optimizer, state.loss_scale.value, self.config.max_grad_norm
+                state.optimizer,
+                state.loss_scale.value,
+                self.config.max_grad_norm,
+                waiting(state.spans, state.step),
             )
             state.loss_scale.update(not_finite.float())
             state.device_step += ~not_finite

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NO_DROPOUT, TINY
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE
+from safetensors.torch import load_file
 from small_runs import InMemoryDataset
 from torch import Tensor
 
@@ -34,14 +35,15 @@ from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.attention import COMPILED_ON_CPU
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM
+from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM, BertForTokenClassification
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.training.evaluation import evaluate
-from bert_recipe.training.library import make_settings, make_trainer
+from bert_recipe.training.library import OwnTask, make_settings, make_trainer, train
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
 from bert_recipe.utils.distributed import DistributedContext
 
@@ -171,6 +173,78 @@ def test_all_encoders_of_a_model_are_prepared():
     assert all(layer._compiled_call_impl is not None for layer in prepared.generator.layers)
     implementations = {encoder.attention_implementation for encoder in prepared.encoders}
     assert implementations == {COMPILED_ON_CPU}
+
+
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+PAIR_CONFIG = BertConfig(
+    **{**TINY, "vocab_size": TOKENIZER.vocab_size, **NO_DROPOUT}, labels=("replaced",)
+)
+
+
+class Pair(BertForTokenClassification):
+    """A discriminator whose generator trains with it, and is in no model folder."""
+
+    training_only = ("generator.",)
+
+    def __init__(self):
+        super().__init__(PAIR_CONFIG)
+        self.generator = BertForMaskedLM(PAIR_CONFIG)
+        self.architecture = "BertForTokenClassification"
+
+
+class Samples(InMemoryDataset):
+    max_labelled_per_sample, max_sequences_per_sample = 8, 1
+
+    def digest(self) -> str:
+        return "samples"
+
+
+def summed_losses(model: Pair, micro_batch: MicroBatch) -> Tensor:
+    stream = TokenStream.from_batch(micro_batch, 32)
+    positions_M, labels_M = micro_batch["mlm_positions"], micro_batch["mlm_labels"]
+    logits_MV = model.generator(stream, mlm_positions=positions_M).prediction_logits
+    filled_T = stream.input_ids.index_copy(0, positions_M, logits_MV.argmax(dim=1))
+    logits_T = model(stream._replace(input_ids=filled_T)).logits[:, 0]
+    is_changed_T = (filled_T != stream.input_ids).float()
+    found = F.binary_cross_entropy_with_logits(logits_T, is_changed_T, reduction="sum")
+    return found + F.cross_entropy(logits_MV, labels_M, reduction="sum")
+
+
+def trained_pair(output: Path, steps_this_run: int | None = None) -> tuple[Pair, Path]:
+    """A pair after four updates, or so many in this process, and its model folder."""
+    torch.manual_seed(0)
+    model = Pair()
+    folder = train(
+        model,
+        OwnTask(summed_losses, 32),
+        Samples(LENGTHS * 4, 200),
+        TOKENIZER,
+        output,
+        resume_from_checkpoint=True,
+        max_steps=4,
+        steps_this_run=steps_this_run,
+        batch_size=4,
+        learning_rate=1e-3,
+        log_freq=1,
+    )
+    return model, folder
+
+
+def test_a_generator_that_trains_too_is_resumed_and_is_in_no_model_folder(tmp_path):
+    torch.manual_seed(0)
+    start = Pair().generator.word_embeddings.weight.detach().clone()
+    whole, folder = trained_pair(tmp_path / "one")
+    trained_pair(tmp_path / "parts", 2)
+    parts, second = trained_pair(tmp_path / "parts")
+    for (name, p), q in zip(whole.named_parameters(), parts.parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert not torch.equal(whole.generator.word_embeddings.weight, start)
+    names = dict(BertForTokenClassification(PAIR_CONFIG).named_parameters()).keys()
+    for path in (folder, second):
+        assert load_file(path / "model.safetensors").keys() == names
+    whole.save_pretrained(tmp_path / "saved")
+    loaded = BertForTokenClassification.from_pretrained(tmp_path / "saved")
+    assert torch.equal(loaded.classifier.weight, whole.classifier.weight)
 
 
 def test_a_second_model_is_in_the_estimate_of_the_memory():

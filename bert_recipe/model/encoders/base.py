@@ -98,6 +98,8 @@ class PreTrainedModel(nn.Module, ABC):
     head_names: prefixes of the tensors of all heads that model folders of this architecture have; a
         folder may lack them and the pooler.
     tied_copies: names of tensors in model folders that are copies of others.
+    training_only: prefixes of parameters that model folders lack, since only training needs them,
+        such as a generator that is trained with the model.
     span_classifier_name: name of the span head in model folders.
     task_head: prefix of the head that fine-tuning adds, or none; `prepare_for_inference` leaves it
         as it is.
@@ -107,6 +109,7 @@ class PreTrainedModel(nn.Module, ABC):
     head_names: tuple[str, ...]
     config_class: type[ModelConfig]
     tied_copies: tuple[str, ...] = ()
+    training_only: tuple[str, ...] = ()
     span_classifier_name = "classifier"
     task_head: tuple[str, ...] = ()
 
@@ -143,6 +146,12 @@ class PreTrainedModel(nn.Module, ABC):
     def optional_heads(self) -> tuple[str, ...]:
         """Prefixes of the tensors that a model folder may lack."""
         return (*self.head_names, "pooler.", f"{self.base_model_prefix}.pooler.")
+
+    @property
+    def folder_tensors(self) -> frozenset[str]:
+        """The names of the parameters that a model folder has."""
+        names = (name for name, _ in self.named_parameters())
+        return frozenset(name for name in names if not name.startswith(self.training_only))
 
     @property
     def span_dropout(self) -> float:
