@@ -112,11 +112,12 @@ class ThisProject(Implementation):
         words = [f"--{name}={value}" for name, value in flags.items()]
         words += ["--truncate", *(["--embed"] if args.task == EMBEDDING else [])]
         words += ["--input=texts.jsonl", "--output=predicted.jsonl", "--text-column=text"]
-        self.predictor = inference.open_model(inference.parse_arguments(words))
+        self.model = inference.open_model(inference.parse_arguments(words))
 
     def predict(self, texts: list[str]) -> list:
         places = [str(number) for number in range(len(texts))]
-        return self.predictor.prepare(places, [{"text": text} for text in texts])()
+        rows = self.model.use.rows(places, [{"text": text} for text in texts])
+        return self.model.predict(rows)
 
 
 class SentenceTransformers(Implementation):

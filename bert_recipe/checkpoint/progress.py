@@ -82,10 +82,6 @@ def check_same_run(
     where, ways_out = f"checkpoint {folder}", WAYS_OUT
     if is_own:
         where, ways_out = str(folder.path.parent), WAYS_OUT_OF_A_FOLDER
-    if difference := first_difference(progress.identity, record.identity):
-        if is_own and difference == f"other {WEIGHTS}":  # a script's --overwrite removes phase 1
-            ways_out = f"{ANOTHER}, or rename or remove the folder"
-        raise UserError(f"{where} belongs to a run with {difference}: {ways_out}")
     for name, then, now in (
         ("the casing of the vocabulary", casing, Casing.of(tokenizer.casing_settings())),
         ("the phase or task", progress.phase, record.phase),
@@ -97,6 +93,10 @@ def check_same_run(
             f"{where} has the best model of its evaluations, and this run makes none: add "
             f"--eval-steps as before, or {ways_out}"
         )
+    if difference := first_difference(progress.identity, record.identity):
+        if is_own and difference == f"other {WEIGHTS}":  # a script's --overwrite removes phase 1
+            ways_out = f"{ANOTHER}, or rename or remove the folder"
+        raise UserError(f"{where} belongs to a run with {difference}: {ways_out}")
     check_length(where, progress, record.hyperparameters, ways_out)
 
 

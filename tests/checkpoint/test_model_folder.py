@@ -48,6 +48,12 @@ def save(folder: Path, tokenizer_file: Path, **config) -> Path:
     transformers.BertForMaskedLM(config).save_pretrained(folder)
     name = "tokenizer.json" if tokenizer_file.suffix == ".json" else "vocab.txt"
     shutil.copyfile(tokenizer_file, folder / name)
+    if tokenizer_file.suffix == ".json":
+        declared = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(declared))
     return folder
 
 

@@ -64,6 +64,12 @@ def model(tmp_path):
         (tmp_path / kind / file.name.replace("bert-base-uncased-vocab", "vocab")).write_bytes(
             file.read_bytes()
         )
+        if kind == "bpe":
+            declared = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            }
+            (tmp_path / kind / "tokenizer_config.json").write_text(json.dumps(declared))
         return tmp_path / kind
 
     return make

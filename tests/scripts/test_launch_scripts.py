@@ -295,8 +295,8 @@ RUNS = {
     "continue: a model of sentence embeddings learns from neighbouring passages": (
         "continue_pretraining.sh sentences d1 law",
         {"DATA_ARGS": "--text-field body", "EXTRA_ARGS": "--symmetric-loss"},
-        "command=format dataset=corpus output_dir=law sentence_splitter=passage text_field=body",
-        "command=shard output_dir=law test_fraction=0.05 max_document_kb=50.0 shard_mb=1.0",
+        "stage=format dataset=corpus output_dir=law sentence_splitter=passage text_field=body",
+        "stage=shard output_dir=law test_fraction=0.05 max_document_kb=50.0 shard_mb=1.0",
         "from_pretrained_params=sentences train_file=law/sharded/training/*.txt "
         "output_dir=law/results eval_file=law/sharded/test/shard-00000.txt max_seq_length=64 "
         "batch_size=8 gradient_merge_steps=1 max_steps=500 learning_rate=5e-05 eval_steps=100 "
@@ -305,8 +305,8 @@ RUNS = {
     "continue: each position for sentence embeddings, of a linked folder": (
         "continue_pretraining.sh linked d1 law '' 128 9 3 2 2e-5 bf16 0 '' 4 5",
         {},
-        "command=format",
-        "command=shard",
+        "stage=format",
+        "stage=shard",
         "max_seq_length=128 max_steps=9 batch_size=3 gradient_merge_steps=2 "
         "learning_rate=2e-05 amp_dtype=bfloat16 device=cpu num_steps_per_checkpoint=4 eval_steps=4 "
         "seed=5",

@@ -79,7 +79,7 @@ def assert_flags(checkout: Checkout, *expected: str) -> None:
             if name.startswith("!"):
                 assert not run.args.given(name[1:]), name
             else:
-                assert f"{name}={getattr(run, name)}" == pair
+                assert f"{name}={getattr(run, name)}" == pair, pair
 
 
 def start(checkout: Checkout, command: str, **settings: str) -> subprocess.CompletedProcess:
