@@ -58,6 +58,9 @@ class Evaluations(Callback):
     def after_update(self, update: Update) -> None:
         if not self.is_due(update):
             return
+        if update.step >= self.run.max_steps:  # no signal ends this evaluation, but a kill may
+            self.checkpoints.check_replicas()
+            self.checkpoints.save()
         try:
             self.evaluate()
         except StopAtOnce:
