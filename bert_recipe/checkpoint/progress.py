@@ -82,12 +82,11 @@ def check_same_run(
     where, ways_out = f"checkpoint {folder}", WAYS_OUT
     if is_own:
         where, ways_out = str(folder.path.parent), WAYS_OUT_OF_A_FOLDER
-    for name, then, now in (
-        ("the casing of the vocabulary", casing, Casing.of(tokenizer.casing_settings())),
-        ("the phase or task", progress.phase, record.phase),
-    ):
-        if then not in (now, None):
-            raise UserError(f"{where}: {name} was {then}; this run uses {now}: {ways_out}")
+    if progress.phase not in (record.phase, None):
+        raise UserError(
+            f"{where}: the phase or task was {progress.phase}; this run uses {record.phase}: "
+            f"{ways_out}"
+        )
     if progress.evaluations and record.identity["development data"] is None:
         raise UserError(
             f"{where} has the best model of its evaluations, and this run makes none: add "
@@ -97,6 +96,12 @@ def check_same_run(
         if is_own and difference == f"other {WEIGHTS}":  # a script's --overwrite removes phase 1
             ways_out = f"{ANOTHER}, or rename or remove the folder"
         raise UserError(f"{where} belongs to a run with {difference}: {ways_out}")
+    casing_now = Casing.of(tokenizer.casing_settings())
+    if casing not in (casing_now, None):
+        raise UserError(
+            f"{where}: the casing of the vocabulary was {casing}; this run uses {casing_now}: "
+            f"{ways_out}"
+        )
     check_length(where, progress, record.hyperparameters, ways_out)
 
 
