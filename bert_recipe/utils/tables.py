@@ -24,6 +24,7 @@ SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first o
 BYTE_ORDER_MARK = "\ufeff"
 # A whole cell of TSV with a quotation mark inside, in standard quoting.
 QUOTED_CELL = re.compile(r'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|\r?\n?$)')
+QUOTED_HEADER = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*\r?\n')
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 LIST_AS_TEXT = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)  # as pandas writes it to CSV
 
@@ -62,7 +63,7 @@ def read_delimited(
     file: TextFile, columns: Sequence[str] | None, header: Sequence[str] | None, exact: bool
 ) -> Iterator[tuple[int, Row]]:
     """The rows of CSV and TSV, as `read_rows` describes them."""
-    if header is None and file.has_flags and (delimiter := found_delimiter(file)):
+    if header is None and (delimiter := found_delimiter(file)):
         print_once(f"note: {file.path}: its columns are separated by {delimiter!r}")
         file.delimiter = delimiter
     is_quoted = exact and header is None and file.format == ".tsv" and has_quoting(file)
@@ -94,30 +95,42 @@ def read_delimited(
 
 
 def has_quoting(file: TextFile) -> bool:
-    """Whether a TSV file is written with standard quoting, as pandas and this program do: all of it
-    can be read so, and a cell has a quotation mark or a line end inside. A text without quoting
-    that only begins and ends with a quotation mark keeps them.
+    """Whether a TSV file is written with standard quoting, as pandas and this program do: so read,
+    more rows have as many cells as the header; or the header, or cells with a quotation mark
+    inside, show it, and fewer rows contradict. A text without quoting that only begins and ends
+    with a quotation mark keeps them.
     """
-    table_format = TableFormat(file.delimiter, file.encoding)
-    lines = TextFile(file.path, lambda where, why: None, table_format)
-    shows_quoting = False
+    lines = TextFile(file.path, lambda where, why: None, TableFormat(encoding=file.encoding))
+    delimiter = file.delimiter or "\t"
+    shown = wrong_lines = 0
+    width = 0  # of the header
 
     def watched() -> Iterator[str]:
-        nonlocal shows_quoting
-        for line in lines:
-            shows_quoting = shows_quoting or QUOTED_CELL.search(line) is not None
+        nonlocal shown, wrong_lines, width
+        for line, _ in lines.checked_lines():  # also bad ones, which may be a part of a cell
+            line_width = line.count(delimiter) + 1
+            width = width or line_width
+            wrong_lines += line_width != width and bool(line.strip("\r\n"))
+            shown += QUOTED_CELL.search(line) is not None
+            shown += lines.number == 1 and QUOTED_HEADER.fullmatch(line) is not None
             yield line
 
     csv.field_size_limit(MAX_LINE)
-    num_rows = 0
-    widths = set()
-    try:
-        for cells in csv.reader(watched(), strict=True, delimiter=file.delimiter or "\t"):
-            num_rows += 1
-            widths.add(len(cells))
-    except csv.Error:
-        return False
-    return len(widths) == 1 and (shows_quoting or num_rows < lines.number)
+    reader = csv.reader(watched(), strict=True, delimiter=delimiter)
+    num_rows = wrong_rows = 0
+    while True:
+        num_rows += 1
+        try:
+            cells = next(reader)
+            wrong_rows += len(cells) not in (0, width)
+        except StopIteration:
+            break
+        except csv.Error:
+            wrong_rows += 1
+    has_several_lines = num_rows <= lines.number  # a row; the end of the file was counted, too
+    if width == 1 and has_several_lines:
+        return not wrong_rows
+    return wrong_rows - wrong_lines < shown
 
 
 def is_header_again(cells: Sequence[str], header: Sequence[str]) -> bool:

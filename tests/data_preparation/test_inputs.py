@@ -18,6 +18,8 @@ from bert_recipe.data_preparation.sources import documents, spans
 from bert_recipe.data_preparation.sources.documents import read_documents
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.text_files import TableFormat
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
 JSONL = "".join(
@@ -70,6 +72,15 @@ def test_every_compression_of_every_format_is_read(tmp_path, suffix):
     paths = find_files([str(tmp_path)], (".jsonl", ".csv", ".tsv"))
     assert [Path(path).name.split(".")[0] for path in paths] == [name[0] for name in contents]
     assert read_all(paths) == EXPECTED * len(contents)
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.tsv", None), ("a.csv", ";"), ("a.csv", "\t")])
+def test_tables_are_read_as_pandas_and_spreadsheets_write_them(tmp_path, name, delimiter):
+    texts = ['he said "hi"', "two\nlines; and, more", "plain"]
+    path = tmp_path / name
+    rows = [{"id": "1", "text": text} for text in texts]
+    path.write_bytes(encode_table(path, rows, TableFormat(delimiter, "utf-8-sig")))
+    assert read_all([str(path)]) == ['he said "hi"', "two lines; and, more", "plain"]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])

@@ -90,8 +90,8 @@ BAD = [
     ("a.csv", b"", ": the file is empty"),
     (
         "a.csv",
-        b"text;label\na;1\n",
-        ": no column 'text'; it has 'text;label': separate the columns with commas, in",
+        b"text|label\na|1\n",
+        ": no column 'text'; it has 'text|label': separate the columns with commas, in",
     ),
     (
         "a.csv",
@@ -219,6 +219,7 @@ RECORDS_OF_LINES = {
     ),
     "rows.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n{"text": "c"}\n', [1, 3]),
     "rows.tsv": (b"text\na\n\xff\nc\n", [2, 4]),
+    "quoted.tsv": (b'text\tn\n"a\nb"\t1\n"c\n\xff"\t2\n"d\n\ne"\t3\nf\t4\n', [2, 6, 9]),
 }
 
 
@@ -227,11 +228,38 @@ def test_bad_bytes_end_the_record_and_lines_are_numbered_on(name, tmp_path):
     content, expected = RECORDS_OF_LINES[name]
     (tmp_path / name).write_bytes(content)
     bad = []
-    rows = list(read_rows(TextFile(tmp_path / name, lambda *problem: bad.append(problem))))
+    file = TextFile(tmp_path / name, lambda *problem: bad.append(problem))
+    rows = list(read_rows(file, exact=True))
     assert [number for number, _ in rows] == expected
     assert all(set("abcdefghi") >= set(row["text"]) - {"\n"} for _, row in rows)
     assert len(bad) == (2 if name == "cells.csv" else 1)
     assert all("not UTF-8" in why for _, why in bad)
+
+
+# Lines of TSV after a header, the texts in them, and how many rows are bad. The second cell is 1.
+TSV_TEXTS = [
+    (['"He said\t1', "nice\t1", 'fine end"\t1'], ['"He said', "nice", 'fine end"'], 0),
+    (['"a ""b"""\t1', "c\t1", ""], ['a "b"', "c"], 0),
+    (['"a ""b"""\t1', '"c ""d"""\t1', '"e" f\t1'], ['a "b"', 'c "d"'], 1),
+    (['"two', 'lines"\t1', "b\t1\t", "c\t1"], ["two\nlines", "c"], 1),
+    (['"two\tcells"\t1', "b\t1"], ["two\tcells", "b"], 0),
+    (['"Hello," he said\t1', '"bye"\t1', "b\t1\t1"], ['"Hello," he said', '"bye"'], 1),
+]
+
+
+@pytest.mark.parametrize(("lines", "texts", "num_bad"), TSV_TEXTS)
+def test_quoting_of_tsv_is_found_where_more_rows_fit_with_it(lines, texts, num_bad, tmp_path):
+    (tmp_path / "a.tsv").write_text("\n".join(["text\tn", *lines, ""]))
+    bad = []
+    file = TextFile(tmp_path / "a.tsv", lambda *problem: bad.append(problem))
+    rows = [row for _, row in read_rows(file, exact=True)]
+    assert rows == [{"text": text, "n": "1"} for text in texts]
+    assert len(bad) == num_bad
+
+
+def test_a_tsv_whose_cells_are_all_quoted_is_read(tmp_path):
+    (tmp_path / "a.tsv").write_text('"text"\t"n"\n"a"\t"1"\n')
+    assert read(tmp_path / "a.tsv", exact=True) == [(2, {"text": "a", "n": "1"})]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.jsonl", "a.txt.gz"])

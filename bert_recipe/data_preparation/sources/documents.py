@@ -44,7 +44,7 @@ def read_documents(
     if file.format not in TABLES:
         yield from read_text(file, 1 if empty_line == "document" else MAX_DOCUMENT)
         return
-    for number, row in read_rows(file, [text_field]):
+    for number, row in read_rows(file, [text_field], exact=True):
         text = row.get(text_field)
         if not isinstance(text, str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
