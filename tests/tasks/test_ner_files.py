@@ -26,6 +26,19 @@ def test_all_schemes_become_iob2(tmp_path):
     assert [each.words for each in read_sentences(path, True, reading)] == [["g"]]
 
 
+def test_a_bad_byte_leaves_the_numbers_of_other_sentences(tmp_path):
+    path = tmp_path / "a.conllu"
+    rows = [("1", "A", "D"), ("2", "é", "N"), ("3", "runs", "V")]
+    lines = ["\t".join([number, word, "_", tag, *"______"]) for number, word, tag in rows]
+    block = "\n".join(lines) + "\n\n"
+    path.write_bytes(block.encode("cp1252") + (2 * block).encode())
+    reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
+    sentences = read_sentences(path, True, reading, SentenceColumns(tags="4"))
+    assert [(each.words, each.tags) for each in sentences] == [
+        (["A", "é", "runs"], ["D", "N", "V"])
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

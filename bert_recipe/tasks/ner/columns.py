@@ -50,19 +50,20 @@ class Columns:
     first_column: list[str] = field(default_factory=list)  # of the current sentence
     start: int = 0  # its line
 
-    def add(self, number: int, line: str, columns: list[str]) -> None:
-        """Takes line `number`, which is in a sentence and has the `columns`."""
+    def add(self, number: int, line: str, columns: list[str], has_tag: bool) -> None:
+        """Takes line `number`, which is in a sentence and has the `columns`; a bad one without its
+        tag.
+        """
         if not self.num_columns:
             self.num_columns, self.is_tabbed = len(columns), "\t" in line
         if not self.first_column:
             self.start = number
         self.first_column.append(columns[0])
-        if self.tag_at is None or UNWRITTEN.fullmatch(columns[0]):
+        if not has_tag or self.tag_at is None or UNWRITTEN.fullmatch(columns[0]):
             return
-        has_tag = self.tag_at < len(columns)
         if self.tag_at == -1:
             has_tag = len(columns) == self.num_columns > 1
-        if has_tag:
+        if has_tag and self.tag_at < len(columns):
             self.tags.add(columns[self.tag_at])
 
     def end_sentence(self) -> None:
@@ -115,13 +116,13 @@ Layouts = dict[tuple[str, bool], ColumnLayout]  # by path, and whether tags are 
 def find_columns(file: TextFile, tag_at: int | None) -> Columns:
     """What the lines of `file` have in common. tag_at: None without tags."""
     summary = Columns(tag_at)
-    for line in itertools.chain(file, [""]):
+    for line, problem in itertools.chain(file.checked_lines(), [("", None)]):
         line = line.rstrip("\r\n")
         columns = split_line(file, line)
         if columns[:1] == ["-DOCSTART-"] or (line.startswith("#") and not summary.first_column):
             continue
         if line.strip():
-            summary.add(file.number, line, columns)
+            summary.add(file.number, line, columns, has_tag=problem is None)
         else:
             summary.end_sentence()
     return summary
