@@ -7,8 +7,10 @@ import bz2
 import codecs
 import gzip
 import io
+import itertools
 import re
 import sys
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,16 +26,16 @@ DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
 MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".json", ".txt", ".xml")
-SPLIT_WORDS = {  # in the names of files
-    "train": ("train", "training", "trainset"),
-    "test": ("test", "testing", "testset", "holdout", "heldout"),
-    "development": (
-        *("dev", "development", "devset", "eval", "evaluation", "evalset"),
-        *("val", "valid", "validation", "validset", "valset"),
-    ),
-    "predictions": ("predictions", "predicted", "submission"),
+SPLIT_WORDS = {  # in the names of files, also those that other languages have for them
+    "train": "train|trainings?|entrainement|entrenamiento|treino|treinamento|训练",
+    "test": "test|testing|holdout|heldout|prueba|teste|测试",
+    "development": "dev|devel|development|eval|evaluation|val|valid|valida(tion|cion|cao)|验证",
+    "predictions": "predictions|predicted|preds|submission",
 }
-WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a file's name, also reviewsTest or test2
+AFTER_SPLIT_WORD = "set|data|daten|集"  # such as testset
+# Of a file's name, also reviewsTest or test2.
+WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])|(训练|测试|验证)集?")
+ACCENTS = re.compile("[\u0300-\u036f]")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 OTHER_MARKS = [
     (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
@@ -262,8 +264,14 @@ def check_one_split(path: Path, names: Sequence[str], advice: str) -> None:
 
 def splits_of(name: str) -> list[str]:
     """The splits whose words are in the name of a file."""
-    words = {word.lower() for word in WORD.findall(name)}
-    return [split for split, names in SPLIT_WORDS.items() if words.intersection(names)]
+    plain = ACCENTS.sub("", unicodedata.normalize("NFKD", name))
+    words = [match[0].lower() for match in WORD.finditer(plain)]
+    words += ["".join(pair) for pair in itertools.pairwise(words)]  # such as held-out
+    return [
+        split
+        for split, names in SPLIT_WORDS.items()
+        if any(re.fullmatch(f"({names})({AFTER_SPLIT_WORD})?", word) for word in words)
+    ]
 
 
 def why_no_file(path: Path) -> str:

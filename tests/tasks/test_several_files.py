@@ -91,6 +91,12 @@ def test_articles_of_several_squad_files_are_one_file(tmp_path):
         ("reviews.csv predictions.csv", "predictions.csv .of predictions"),
         ("train_dev.csv", "of development. and train_dev.csv .of train"),
         ("a_2.csv a_TEST2.csv", "without the word of a split. and a_TEST2.csv .of test"),
+        ("reviews.csv testdata.csv", "reviews.csv .without the word.* and testdata.csv .of test"),
+        ("TESTdata.csv Trainingsdaten.csv", "TESTdata.csv .of test. and Trainingsdaten.csv .of tr"),
+        ("a.csv a_held-out.csv", "a.csv .without the word.* and a_held-out.csv .of test"),
+        ("entraînement.csv validação.csv", "validação.csv .of development. and entra.* .of train"),
+        ("评论_测试集.csv 训练集.csv", "评论_测试集.csv .of test. and 训练集.csv .of train"),
+        ("détest.csv utest.csv 评论.csv", None),
         ("latest.csv retrained.csv", None),  # words, not parts of words
         ("train-00000-of-00002.csv train-00001-of-00002.csv", None),
         ("valid1.csv val_2.csv DEV.csv", None),
