@@ -133,6 +133,8 @@ TABLES = [
             # One class per text.
             ("expected one label: ...--task-name multi-label", 'text,label\na,"[0, 0, 1]"\n'),
             ("expected one label: ...--task-name multi-label", "text,label\na,\"['x', 'y']\"\n"),
+            ("expected one label: ...--task-name multi-label", "text,label\na,\"{'x', 'y'}\"\n"),
+            ("expected one label: ...--task-name multi-label", "text,label\na,set()\n"),
             (
                 "each text has a label of its own: add --regression",
                 csv_rows(*(f"{number / 8}" for number in range(11))),

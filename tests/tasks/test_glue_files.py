@@ -406,7 +406,16 @@ def test_collections_of_pandas_are_several_labels(tmp_path, cell, labels):
 
 @pytest.mark.parametrize(
     ("cell", "label"),
-    [(' "x"', "x"), (' "x y" ', "x y"), ('"(0, 5)"', "(0, 5)"), ("{a}", "{a}"), ('"""x"""', '"x"')],
+    [
+        (' "x"', "x"),
+        (' "x y" ', "x y"),
+        ('"(0, 5)"', "(0, 5)"),
+        ("{a}", "{a}"),
+        ('"""x"""', '"x"'),
+        ("[not sure]", "[not sure]"),
+        ("\"('a',)\"", "a"),
+        ("{'a'}", "a"),
+    ],
 )
 def test_labels_of_single_classes_are_text(tmp_path, cell, label):
     (tmp_path / "a.csv").write_text(f"text,label\nsome text,{cell}\n")

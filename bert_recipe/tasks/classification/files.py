@@ -34,6 +34,8 @@ from bert_recipe.utils.text_files import table_parts
 Cell = TypeVar("Cell")
 LISTS: Mapping[str, Any] = {"[": list}
 COLLECTIONS: Mapping[str, Any] = {**LISTS, "(": tuple, "{": set}  # as pandas writes cells to CSV
+# A set or tuple of strings; other labels may begin with such brackets.
+COLLECTION = re.compile(r"""(frozen)?set\(.*\)|[({]\s*['"].*['"],?\s*[)}]""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,7 @@ def parse_list(text: str, name: str, kinds: Mapping[str, Any] = LISTS) -> list[A
             # Python joins strings without a comma between them, as NumPy writes them.
             if isinstance(value, kind) and not re.search(r"""(['"])\s+\1""", text):
                 return sorted(value, key=str) if kind is set else list(value)
-    has_parts = kind is list and text[-1] == "]" and re.search(r"[,\s]", text)
+    has_parts = kind is list and text[-1] == "]" and re.search(r""",|[\d.'"]\s""", text)
     if has_parts or kind is set:
         raise ValueError(
             f"{name!r} is {text!r}, which is neither JSON's nor Python's list: write "
@@ -352,8 +354,9 @@ def to_label(value: Any, name: str) -> str:
     """
     if isinstance(value, str):
         value = unquoted(value)
-    if isinstance(value, str) and (parsed := parse_list(value, name)) is not None:
-        value = parsed
+        kinds = COLLECTIONS if COLLECTION.fullmatch(value) else LISTS
+        if (parsed := parse_list(value, name, kinds)) is not None:
+            value = parsed
     if isinstance(value, list):
         if len(value) != 1 or isinstance(value[0], list):
             raise ValueError(
