@@ -45,7 +45,7 @@ def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> 
     if content.startswith(LFS_POINTER):
         raise UserError(f"{description} {IS_POINTER}")
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
+        value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:  # also UnicodeDecodeError and too long integers
         raise UserError(
             f"{description} is not valid JSON ({error}): correct it, or fetch it again"

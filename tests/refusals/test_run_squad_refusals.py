@@ -115,10 +115,10 @@ TRAINING_FILES = [
         ("data[0]: it is [[]], expected an object", {"data": [[[]]]}),
         ("data is None, expected a list", {"version": "1.1"}),
         ("has no questions", {"data": []}),
-        (
-            "data[0]: paragraphs is None, expected a list",
-            {"data": [{"context": "Anna sang.", "question": "Who?", "answers": "Anna"}]},
-        ),
+        ("its answer 'Anna' has no answer_start: add that to train", flat_row("Anna")),
+        ("data[0]: answers is text of Python...give JSON lines", flat_row("{'text': ['Anna']}")),
+        ("data[0]: answers is text of Python...give JSON lines", flat_row("['Anna']")),
+        ("no column 'question'; it has 'context'", {"data": [{"context": "Anna"}]}),
         (
             "question q1: its answer 'Anna' has no answer_start: add that to train",
             flat_row({"text": ["Anna"], "answer_start": []}),

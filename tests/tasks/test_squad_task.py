@@ -321,6 +321,10 @@ def test_a_question_per_row_is_read_as_in_hugging_faces_data_sets(tmp_path):
         ("a.csv", {"answer": "Anna", "answer_start": 0}),
         ("a.tsv.gz", {"answer": "Anna", "answer_start": 0}),
         ("a.parquet", {"answer": "Anna", "answer_start": 0}),
+        ("a.csv", {"answer": "Anna", "answer_start": 0.0}),  # of pandas, where another is missing
+        ("a.parquet", {"answer": "Anna", "answer_start": 0.0}),
+        ("a.csv", {"answers": "Anna", "answer_start": 0}),
+        ("a.jsonl", {"answers": [{"text": "Anna", "answer_start": 0}]}),
     ],
 )
 def test_an_answer_in_columns_is_read(tmp_path, name, columns):
@@ -331,6 +335,13 @@ def test_an_answer_in_columns_is_read(tmp_path, name, columns):
     squad = read_squad(tmp_path / name)
     assert [question.answers for question in squad.questions] == [(Answer("Anna", 0),), ()]
     assert squad.version_2
+
+
+def test_a_list_of_rows_with_a_byte_order_mark_is_read(tmp_path):
+    rows = [flat_row({"text": ["Anna"], "answer_start": [0]})]
+    (tmp_path / "a.json").write_text(json.dumps(rows), encoding="utf-8-sig")
+    (question,) = read_squad(tmp_path / "a.json").questions
+    assert question.answers == (Answer("Anna", 0),)
 
 
 @pytest.mark.parametrize("name", ["a.json.gz", "a.JSON.bz2", "a.jsonl.gz"])

@@ -20,7 +20,7 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, from_json, parse_json, read_json
 from bert_recipe.utils.known_tools import DATA, refuse_known
-from bert_recipe.utils.tables import Row, read_rows
+from bert_recipe.utils.tables import Row, absent_column, read_rows
 from bert_recipe.utils.text_files import TABLES, TextFile, table_parts
 from bert_recipe.utils.words import from_utf16, spaced_spans
 
@@ -115,6 +115,9 @@ class QuestionEntry:
     is_impossible: bool | None = None
 
 
+# As `datasets` and pandas write them to CSV.
+WRITTEN_ANSWERS = re.compile(r"""\{['"](text|answer_start)['"]: |\[['"{].*\]$""", re.DOTALL)
+JSON_KINDS = dict[str, Any] | list[Any]
 DOCUMENT = {"data": list[Any]}
 ARTICLE = {"paragraphs": list[Any]}
 PARAGRAPH = {"context": str, "qas": list[Any]}
@@ -134,7 +137,7 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
         raw = from_json(DOCUMENT, raw, f"SQuAD file {parts[0]}")
         more = from_json(DOCUMENT, read_document(part, bad_rows), f"SQuAD file {part}")
         raw = {"data": raw["data"] + more["data"]}
-    articles = from_json(DOCUMENT, nested_rows(raw), f"SQuAD file {path}")["data"]
+    articles = from_json(DOCUMENT, nested_rows(raw, path), f"SQuAD file {path}")["data"]
     contexts: list[str] = []
     questions: dict[str, Question] = {}
     version_2 = False
@@ -166,8 +169,10 @@ def read_document(path: Path, bad: BadRows) -> Any:
         return {"data": [row for _, row in read_rows(file, exact=True)]}
     refuse_known(path, DATA)
     if file.compression:
-        return parse_json("".join(TextFile(path)).encode(), f"SQuAD file {path}")
-    return read_json(path, "SQuAD file")
+        content = parse_json("".join(TextFile(path)).encode(), f"SQuAD file {path}", JSON_KINDS)
+    else:
+        content = read_json(path, "SQuAD file", JSON_KINDS)
+    return {"data": content} if isinstance(content, list) else content
 
 
 def paragraphs_of(
@@ -183,19 +188,29 @@ def paragraphs_of(
                 yield place, paragraph
 
 
-def nested_rows(document: Any) -> Any:
+def nested_rows(document: Any, path: Path) -> Any:
     """Rows of one question each, as `datasets` has them, in the nested form of SQuAD's files; other
     documents as they are. Without an `id`, a question has its row's number as `id`. If some
-    questions have no answers, they are SQuAD v2.0's.
+    questions have no answers, they are SQuAD v2.0's. Raises UserError, naming `path`, for other
+    rows.
     """
     rows = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(rows, list) or not rows or not all(map(is_flat, rows)):
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return document
+    if not any("paragraphs" in row for row in rows):
+        lacking = (absent_column(row, ("question", "context")) for row in rows)
+        if problem := next(filter(None, lacking), None):
+            raise UserError(f"{path}: {problem}")
+    if not all(map(is_flat, rows)):
         return document
     questions = []
     for number, row in enumerate(rows):
-        questions.append(
-            {"id": row.get("id", number), "question": row["question"], "answers": answers_of(row)}
-        )
+        try:
+            answers = answers_of(row)
+        except ValueError as error:
+            raise UserError(f"{path}: data[{number}]: {error}") from error
+        question = {"id": row.get("id", number), "question": row["question"], "answers": answers}
+        questions.append(question)
     have_answers = [bool(question["answers"]) for question in questions]
     if any(have_answers) and not all(have_answers):
         for question in questions:
@@ -213,30 +228,39 @@ def nested_rows(document: Any) -> Any:
 
 def is_flat(row: Any) -> bool:
     """Whether a row has a question and its context, as transformers' run_qa.py reads them."""
-    return (
-        isinstance(row, dict)
-        and {"context", "question"} <= row.keys()
-        and isinstance(row.get("answers") or {}, dict)
-    )
+    return isinstance(row, dict) and {"context", "question"} <= row.keys()
 
 
 def answers_of(row: JsonObject) -> list[JsonObject]:
-    """The answers of a row in `answers`, or in `answer` or `answer_text` and `answer_start`."""
+    """The answers of a row in `answers`, or in `answer` or `answer_text` and `answer_start`. Raises
+    ValueError for those that were written as text.
+    """
     given = row.get("answers")
     if given is None:
         given = row.get("answer", row.get("answer_text"))
+    if isinstance(given, str) and WRITTEN_ANSWERS.match(given):
+        raise ValueError(
+            f"answers is text of Python, {given!r:.40}: give JSON lines (datasets: to_json(FILE); "
+            "pandas: to_json(FILE, orient='records', lines=True))"
+        )
+    if isinstance(given, list) and given and all(isinstance(answer, dict) for answer in given):
+        return given
     if not isinstance(given, dict):
         given = {"text": given or None, "answer_start": row.get("answer_start")}
     texts, starts = as_list(given.get("text")), as_list(given.get("answer_start"))
     return [
-        {"text": text, "answer_start": int(start) if is_digits(start) else start}
+        {"text": text, "answer_start": whole_number(start)}
         for text, start in itertools.zip_longest(texts, starts if texts else [])
     ]
 
 
-def is_digits(value: Any) -> bool:
-    """Whether a value is a number as CSV has it."""
-    return isinstance(value, str) and re.fullmatch("[0-9]+", value) is not None
+def whole_number(value: Any) -> Any:
+    """A number as CSV has it, or as pandas writes it where others are missing. Other values stay as
+    they are.
+    """
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(\.0)?", value):
+        value = float(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def as_list(value: Any) -> list[Any]:
