@@ -84,7 +84,7 @@ def fine_tuning_rows(bf16: bool, model: Path, work: Path) -> list[Row]:
 
 def inference_rows(bf16: bool, model: Path, work: Path) -> list[Row]:
     rows = []
-    sizes = {("questions", 32): 192, ("paragraphs", 32): 48, ("questions", 1): 192}
+    sizes = {("questions", 32): 192, ("paragraphs", 32): 256, ("questions", 1): 192}
     for task, ((texts, batch), count) in itertools.product(("embedding", "classes"), sizes.items()):
         words = ["inference_speed.py", "--init-checkpoint", str(model), "--task", task]
         words += ["--input", str(work / f"{texts}.jsonl"), "--texts", str(count)]
