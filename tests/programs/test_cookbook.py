@@ -35,7 +35,7 @@ SMALL |= {"--bert-config": str(ROOT / "bert_configs" / "bert-tiny-uncased.json")
 
 def blocks(title: str, language: str) -> list[str]:
     """The code blocks of a recipe."""
-    names = ("fine_tuning.md", "pretraining.md", "continue_pretraining.md")
+    names = ("fine_tuning.md", "pretraining.md", "continue_pretraining.md", "messy_table.md")
     pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in names)]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     recipe = re.search(
@@ -140,6 +140,24 @@ def test_the_table_that_ships_has_the_rows_that_its_page_names(capsys):
         if twice[text] > 1 and examples.texts.index(text) + 2 == line
     ]
     assert f"twice with two authors (lines {', '.join(map(str, lines))} and" in page
+
+
+def test_the_messy_table_that_ships_has_the_messages_of_its_page(tmp_path):
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    (tmp_path / "bert_configs").symlink_to(ROOT / "bert_configs")
+    for title, code, small in (
+        ("What does the program find?", 2, ()),
+        ("How do I say what the file is?", 0, ("--max-steps", "1", "--no-baseline")),
+    ):
+        (command,) = blocks(title, "bash")
+        _, program, *words = shlex.split(command.replace("\\\n", " "))
+        done = run_program(ROOT / program, *words, *small, cwd=tmp_path)
+        printed = " ".join((done.stdout + done.stderr).split())
+        (messages,) = blocks(title, "text")
+        assert done.returncode == code, done.stderr
+        assert all(
+            message in printed for message in re.split(r" (?=note:)", " ".join(messages.split()))
+        ), printed
 
 
 def test_train_on_my_own_table(folder, capsys):
