@@ -198,7 +198,8 @@ def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
     Otherwise: the checkpoint that the flags name. Newer ones in `folder`, which the run would
     replace, are an error if it saves.
 
-    Without any checkpoint: the weights that the flags name, or random ones.
+    Without any checkpoint: the weights that the flags name, or random ones. With --overwrite none
+    of the checkpoints in `folder` counts: the run removes them once it has started.
 
     start: what the flags name.
     folder: locked if the run saves.
@@ -206,17 +207,26 @@ def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
     """
     is_own_folder = start.named is not None and is_same_path(start.named, folder)
     takes_newest = is_own_folder and start.config.last_step_of_checkpoint == "auto"
-    named = remaining_checkpoint(start, folder)
+    overwrites = start.config.overwrite
+    named = None if start.checkpoint is None else start.checkpoint.path
+    if overwrites and named is not None and is_same_path(named.parent, folder):
+        if not takes_newest:
+            raise UserError(
+                f"--overwrite would remove {named}, which is to be resumed: choose another "
+                f"--output-dir"
+            )
+        named = None
     named_step = step_in(folder, named)  # newer checkpoints are those after it
     if (start.resumes and start.config.resume) or takes_newest:
         log = no_log if is_own_folder else print_line  # `find_start` has warned of damaged ones
-        checkpoint = newest_checkpoint(folder, log, named_step) or named
-        if checkpoint is None:
+        newest = None if overwrites else newest_checkpoint(folder, log, named_step)
+        checkpoint = newest or named
+        if checkpoint is None and not overwrites:
             refuse_damaged(folder)
             print_line(f"no checkpoint in {folder} yet: starting at step 1")
     else:
         checkpoint = named
-        if saves:
+        if saves and not overwrites:
             refuse_newer(folder, named_step)
     if checkpoint is not None:
         return StartPoint(StartKind.RESUMED, checkpoint)
@@ -245,15 +255,6 @@ def step_in(folder: Path, checkpoint: Path | None) -> int:
     if checkpoint is None or not is_same_path(checkpoint.parent, folder):
         return -1
     return int(checkpoint.name) if is_step(checkpoint.name) else -1
-
-
-def remaining_checkpoint(start: Start, folder: Path) -> Path | None:
-    """The checkpoint that the flags name, unless --overwrite has removed it from `folder`."""
-    if start.checkpoint is None:
-        return None
-    path = start.checkpoint.path
-    was_removed = is_same_path(path.parent, folder) and not path.is_dir()
-    return None if was_removed else path
 
 
 def refuse_newer(folder: Path, above: int) -> None:

@@ -42,20 +42,15 @@ from bert_recipe.checkpoint.progress import (
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from bert_recipe.checkpoint.spans import training_spans
-from bert_recipe.checkpoint.start import (
-    StartKind,
-    no_log,
-    resolve_start,
-    start_without_checkpoint,
-)
+from bert_recipe.checkpoint.start import StartKind, resolve_start
 from bert_recipe.checkpoint.trained import SavedLossScale, SavedRun, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
+    check_loaded,
     checkpoint_shapes,
     copy_rows,
     folder_shapes,
     load_weights,
     unused_pooler,
-    weights_for,
 )
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
@@ -63,7 +58,6 @@ from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import (
     FolderLock,
-    is_same_path,
     lock_folder,
     temporary_path,
     write_atomically,
@@ -232,7 +226,7 @@ class TrainState:
             pass  # the weights stay random
         elif kind is StartKind.WEIGHTS:
             self.load_weights(folder)
-            self._check_loaded(folder)
+            check_loaded(self.parallel, folder, self.distributed)
         else:
             progress = read_progress(folder.path, self.prefix)
             if kind is StartKind.RESUMED:
@@ -253,27 +247,12 @@ class TrainState:
             if run.saves and run.folder.is_dir():
                 self.lock = lock_folder(run.folder)
                 restore_replaced(run.folder)
-                if start.config.overwrite:
-                    self._check_replacement()
-                    overwrite(run.folder, start.result_files, start.weights)
             point = resolve_start(start, run.folder, run.saves)
             return point.kind.name, None if point.folder is None else str(point.folder)
 
         kind, path = self.distributed.on_main(prepare)
         self._check_shared([] if path is None else [path])
         return StartKind[kind], None if path is None else start.open(Path(path))
-
-    def _check_replacement(self) -> None:
-        """Raises UserError, before --overwrite removes a run, if what should replace it does not
-        start.
-        """
-        run, start = self.run, self.run.start
-        checkpoint = start.checkpoint
-        if checkpoint is not None and not is_same_path(checkpoint.path.parent, run.folder):
-            return
-        start_without_checkpoint(start)
-        if start.weights is not None:
-            weights_for(self.model, start.weights, no_log)
 
     def _check_shared(self, paths: list[str]) -> None:
         """Raises UserError on the main process unless all ranks see the paths."""
@@ -316,7 +295,9 @@ class TrainState:
         """Raises UserError if the best model of the resumed run is gone, or damaged."""
 
         def find() -> None:
-            places = (self.run.folder, resumed.path.parent)
+            places = [resumed.path.parent]
+            if not self.run.start.config.overwrite:
+                places.insert(0, self.run.folder)
             self.best_folder = find_best(places, step)
 
         self.distributed.on_main(find)
@@ -324,7 +305,7 @@ class TrainState:
     def _continue_with_warmup(self, folder: ModelFolder, progress: Progress) -> None:
         """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
         self._restore_updates(folder, progress)
-        self._check_loaded(folder)
+        check_loaded(self.parallel, folder, self.distributed)
         self.schedule_start = self.step
         self._log(
             f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
@@ -389,28 +370,6 @@ class TrainState:
         self.pooler = unused_pooler(self.model, folder.tensors, device)
         load_weights(self.parallel, folder, self._log)
 
-    def _check_loaded(self, folder: ModelFolder) -> None:
-        """Raises UserError on the main process if the weights of `folder` are not finite, or its
-        word embeddings are all zero: such a model would train without a word.
-        """
-        failed, embeds = self.distributed.all_reduce_sum(
-            [not self.parallel.has_finite_weights(), self.parallel.has_word_embeddings()]
-        )
-
-        def check() -> None:
-            if not embeds:
-                raise UserError(
-                    f"{folder}: all word embeddings are zero: the weights are damaged, or were "
-                    f"saved before they were loaded: use another model folder"
-                )
-            if failed:
-                raise UserError(
-                    f"{folder}: the weights are not all finite: they are damaged, or of a run that "
-                    f"diverged: use another model folder"
-                )
-
-        self.distributed.on_main(check)
-
     def _start_averages(self, checkpoint: ModelFolder | None, decay: float) -> None:
         """The averages in the resumed checkpoint; without any, they start at the weights."""
         self.averages = WeightAverages(self.parallel, decay)
@@ -425,12 +384,13 @@ class TrainState:
             )
 
     def claim_folder(self) -> None:
-        """Before the first step: creates and locks the folder of this run. Raises UserError,
-        without a change of the folder, if another run has it, or if ranks do not see it.
+        """Before the first step: creates and locks the folder of this run, and with --overwrite
+        removes another run from it. Raises UserError, without a change of the folder, if another
+        run has it, or if ranks do not see it.
         """
-        folder = self.run.folder
+        folder, start = self.run.folder, self.run.start
 
-        def claim() -> str:
+        def lock() -> str:
             if self.lock is None:  # there was no folder when the run chose its start
                 self.lock = lock_folder(folder)
                 if checkpoint_steps(folder):
@@ -438,21 +398,26 @@ class TrainState:
                         f"{folder} has checkpoints of another run, which was started at the same "
                         f"moment: rerun the same command"
                     )
+            probe = temporary_path(folder / PROBE)
+            write_atomically(probe, b"\0")  # so that a disk that is full is found now
+            return str(probe)
+
+        def claim() -> None:
+            if start.config.overwrite:
+                overwrite(folder, start.result_files, start.weights)
             if self.best_folder is not None:
                 take_best(self.best_folder, folder / str(self.best_step))
             link_best(folder, self.best_step)
             resumed = folder / str(self.step)
             if resumed.is_dir():
                 publish_averages(resumed, self.prefix)
-            probe = temporary_path(folder / PROBE)
-            write_atomically(probe, b"\0")  # so that a disk that is full is found now
-            return str(probe)
 
-        probe = self.distributed.on_main(claim)  # a file that all ranks must see
+        probe = self.distributed.on_main(lock)  # a file that all ranks must see
         try:
             self._check_shared([probe])
         finally:
             self.distributed.on_main(partial(remove_leftovers, folder))
+        self.distributed.on_main(claim)
 
     def current_folder(self) -> Path:
         """Where the run's folder of steps is now, which somebody may have renamed; if it was

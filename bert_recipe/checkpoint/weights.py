@@ -13,6 +13,7 @@ from bert_recipe.checkpoint.trained import TrainedModel
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.encoders.modules import VocabularyEmbedding
+from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
@@ -135,6 +136,31 @@ def load_weights(
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()
     folder.forget_tensors()
+
+
+def check_loaded(
+    parallel: TrainedModel, folder: ModelFolder, distributed: DistributedContext
+) -> None:
+    """Raises UserError on the main process if the weights that were loaded from `folder` are not
+    finite, or the word embeddings are all zero: such a model would train without a word.
+    """
+    failed, embeds = distributed.all_reduce_sum(
+        [not parallel.has_finite_weights(), parallel.has_word_embeddings()]
+    )
+
+    def check() -> None:
+        if not embeds:
+            raise UserError(
+                f"{folder}: all word embeddings are zero: the weights are damaged, or were saved "
+                f"before they were loaded: use another model folder"
+            )
+        if failed:
+            raise UserError(
+                f"{folder}: the weights are not all finite: they are damaged, or of a run that "
+                f"diverged: use another model folder"
+            )
+
+    distributed.on_main(check)
 
 
 def weights_for(

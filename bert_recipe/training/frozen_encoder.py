@@ -17,7 +17,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.progress import Progress, read_progress
 from bert_recipe.checkpoint.rows import TensorRows
-from bert_recipe.checkpoint.weights import checkpoint_shapes
+from bert_recipe.checkpoint.weights import check_loaded, checkpoint_shapes
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
@@ -51,6 +51,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     with closing(lock_folder(folder)):
         # First, so that --overwrite removes nothing for weights that do not load.
         parallel = load_fine_tuned(task.head, config, source, runtime)
+        check_loaded(parallel, source, runtime.distributed)
         claim(run, source)
         remove_summary(folder)
         runtime.reporter.start(folder, STEP)

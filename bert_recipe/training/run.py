@@ -100,10 +100,8 @@ class Run:
         """Where the run will start; for the main process. Raises UserError if it may not write to
         its folder.
         """
-        if not self.saves or self.start.config.overwrite:
-            return resolve_start(self.start, self.folder, saves=False)
-        point = resolve_start(self.start, self.folder, saves=True)
-        if point.kind is StartKind.RESUMED and point.folder is not None:
+        point = resolve_start(self.start, self.folder, self.saves)
+        if self.saves and point.kind is StartKind.RESUMED and point.folder is not None:
             folder = self.start.open(point.folder)
             self.check_resumed(folder, read_progress(folder.path, self.settings.prefix))
         return point

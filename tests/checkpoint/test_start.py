@@ -22,6 +22,7 @@ AUTO = {"last_step_of_checkpoint": "auto"}
 OWN = {"from_checkpoint": STEPS}
 OTHER = {"from_checkpoint": Path("other")}
 RESUME = {"resume": True}
+OVERWRITE = {"overwrite": True}
 WEIGHTS = {"from_pretrained_params": Path("model")}
 PHASE_1 = {"from_phase1_final_params": Path("other/9")}
 REWARMUP = {**PHASE_1, "lr_rewarmup": True}
@@ -54,6 +55,10 @@ CASES = [
     ({"from_checkpoint": STEPS / "12"}, (3, 12), StartKind.RESUMED, "run/phase1/12"),
     ({"from_checkpoint": STEPS / "3"} | AUTO, (3,), StartKind.RESUMED, "run/phase1/3"),
     (OWN | {"last_step_of_checkpoint": "12"}, (3, 12), StartKind.RESUMED, "run/phase1/12"),
+    (OVERWRITE, (3,), StartKind.RANDOM, None),
+    (OVERWRITE | RESUME | WEIGHTS, (3,), StartKind.WEIGHTS, "model"),
+    (OVERWRITE | OWN | AUTO, (3,), StartKind.RANDOM, None),
+    (OVERWRITE | OTHER | AUTO, (3, 12), StartKind.RESUMED, "other/9"),
 ]
 REFUSED = [
     (WEIGHTS, (3,), "already holds step 3: add --resume-from-checkpoint"),
@@ -61,6 +66,8 @@ REFUSED = [
     ({"from_checkpoint": STEPS / "3"}, (3, 12), "already holds step 12"),
     ({"from_checkpoint": STEPS / "best"}, (3, "best"), "already holds step 3"),
     ({"from_checkpoint": Path("empty")} | AUTO, (), "holds no checkpoint: check the path"),
+    (OVERWRITE | {"from_checkpoint": STEPS / "3"}, (3, 12), "would remove run/phase1/3, which is"),
+    (OVERWRITE | {"from_checkpoint": STEPS / "3"} | AUTO, (3, 12), "would remove run/phase1/3"),
     (RESUME | {"from_pretrained_params": Path("gone")}, (), "model folder gone does not exist"),
 ]
 

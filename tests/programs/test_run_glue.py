@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from functools import partial
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from glue_runs import (
 )
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file, save_file
-from small_runs import evaluations, rewrite_manifest
+from small_runs import evaluations, files_of, rewrite_manifest
 from transformers import pipeline
 
 import inference
@@ -133,19 +134,26 @@ def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys)
     assert f"--overwrite: removed the run in {folder} with step 1" in capsys.readouterr().out
 
 
-def test_overwriting_keeps_the_run_where_the_new_weights_do_not_load(files, tmp_path, capsys):
-    folder, weights = tmp_path / "custom" / "mnli", tmp_path / "weights"
+@pytest.mark.parametrize(
+    ("value", "says"), [(None, "are missing"), (nan, "finite"), (0, "are zero")]
+)
+def test_overwriting_keeps_the_run_where_the_new_one_cannot_start(
+    files, tmp_path, capsys, value, says
+):
+    folder, weights = tmp_path / "custom" / "mnli", tmp_path / "new" / "custom"
     flags = ("--task-name", "MNLI", "--data-dir", files / "MNLI", "--max-steps", 1, "--do-train")
     run(files, tmp_path, *flags)
-    before = {path.name for path in folder.iterdir()}
+    before = files_of(folder)
     shutil.copytree(folder / "1", weights)
     (weights / "manifest.json").unlink()
     tensors = load_file(weights / "model.safetensors")
-    tensors.pop("bert.embeddings.word_embeddings.weight")
+    embeddings = tensors.pop("bert.embeddings.word_embeddings.weight")
+    if value is not None:
+        tensors["bert.embeddings.word_embeddings.weight"] = torch.full_like(embeddings, value)
     save_file(tensors, weights / "model.safetensors")
-    with pytest.raises(UserError, match="word_embeddings"):
+    with pytest.raises(UserError, match=says):
         run(files, tmp_path, *flags, "--overwrite", "--init-checkpoint", weights)
-    assert {path.name for path in folder.iterdir()} == before
+    assert files_of(folder) == before
     assert "--overwrite: removed" not in capsys.readouterr().out
 
 

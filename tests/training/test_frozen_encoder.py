@@ -8,7 +8,9 @@ import torch
 from conftest import TINY, VOCAB_FILE, read_json
 from encoder_cases import MODERNBERT
 from glue_runs import own_files, scores_in, sentences
+from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
+from small_runs import files_of
 from transformers import AutoModel, AutoTokenizer, pipeline
 
 import compare
@@ -20,6 +22,7 @@ from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.utils.errors import UserError
 
 BERT = {**TINY, "num_hidden_layers": 2}
 
@@ -142,6 +145,13 @@ def test_the_fit_is_repeated_and_compared_like_any_run(glue_files, tmp_path, cap
     with pytest.raises(Exception, match="frozen encoder"):
         run(glue_files, encoder, tmp_path / "a", *training, "--resume-from-checkpoint")
     assert run(glue_files, encoder, tmp_path / "b", *flags, "--overwrite") == 0
+    before = files_of(tmp_path / "b" / "encoder")
+    tensors = load_file(encoder / "model.safetensors")
+    tensors["bert.embeddings.word_embeddings.weight"].zero_()
+    save_file(tensors, encoder / "model.safetensors")
+    with pytest.raises(UserError, match="word embeddings are zero"):
+        run(glue_files, encoder, tmp_path / "b", *flags, "--overwrite")
+    assert files_of(tmp_path / "b" / "encoder") == before
 
 
 def test_a_fitted_folder_is_a_start_and_pairs_and_folds_are_fitted(glue_files, tmp_path):
