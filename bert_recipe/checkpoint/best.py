@@ -8,9 +8,11 @@ from pathlib import Path
 
 from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
+    MANIFEST_FILE,
     STATE_SUFFIXES,
     has_weights,
     link_part_of_step,
+    model_digest,
     read_manifest,
     verify_checkpoint,
 )
@@ -98,7 +100,7 @@ def find_best(places: Sequence[Path], step: int) -> Path:
 
 
 def take_best(source: Path, step: Path) -> None:
-    """Makes the folder `step` with the model of `source`, which is that step in another folder, or
+    """Makes the folder `step` with the model of `source`, which is that step under another path, or
     an older copy of it.
     """
     if is_same_path(source, step):
@@ -110,8 +112,8 @@ def take_best(source: Path, step: Path) -> None:
 
 
 def link_best(parent: Path, step: int | None) -> None:
-    """Makes `best` in the folder of steps `parent` a link to the step, atomically. None: removes
-    the link.
+    """Makes `best` in the folder of steps `parent` a link to the step, atomically; on a file system
+    without links a copy of its model. None: removes the link.
     """
     best = parent / BEST_FOLDER
     if step is None:
@@ -121,8 +123,19 @@ def link_best(parent: Path, step: int | None) -> None:
     if best.is_symlink() and str(best.readlink()) == str(step):
         return
     temporary = temporary_path(best)
-    temporary.symlink_to(str(step))
+    try:
+        temporary.symlink_to(str(step))
+    except OSError:
+        if not is_copy(best, parent / str(step)):
+            take_best(parent / str(step), best)
+        return
     if not best.is_symlink():  # a folder, as in a copy that follows links
         remove(best)
     temporary.replace(best)
     sync(parent)
+
+
+def is_copy(folder: Path, step: Path) -> bool:
+    """Whether a complete model folder has the model of a checkpoint."""
+    has_manifest = (folder / MANIFEST_FILE).is_file()
+    return has_manifest and model_digest(folder) == model_digest(step)

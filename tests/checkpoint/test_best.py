@@ -1,5 +1,6 @@
 """The best model of a run: a step that is kept, and a link to it."""
 
+import errno
 import os
 import shutil
 import threading
@@ -75,6 +76,30 @@ def test_a_run_that_goes_on_elsewhere_takes_its_best_model_along(inputs, whole, 
     longer = ("--max-steps", 10, "--learning-rate", 9, *resuming(tmp_path))
     train(command(inputs, tmp_path, *longer))
     assert [entry["step"] for entry in evaluations(steps_folder(tmp_path))] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("missing", [("symlink",), ("symlink", "link")])
+def test_on_a_file_system_without_links_best_is_a_copy(
+    inputs, whole, tmp_path, monkeypatch, missing
+):
+    def refuse(*_args, **_kwargs) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for name in missing:
+        monkeypatch.setattr(os, name, refuse)
+    stopped = ("--steps-this-run", 3)
+    train(command(inputs, tmp_path, *stopped))
+    train(command(inputs, tmp_path, *resuming(tmp_path)))
+    best = steps_folder(tmp_path) / "best"
+    assert best.is_dir() and not best.is_symlink()
+    assert steps_in(tmp_path) == steps_in(whole)
+    verify_checkpoint(best, with_state=False)
+    transformers.AutoModelForPreTraining.from_pretrained(best)
+    expected = steps_folder(whole) / "best" / "model.safetensors"
+    assert (best / "model.safetensors").read_bytes() == expected.read_bytes()
+    monkeypatch.undo()
+    train(command(inputs, tmp_path, *resuming(tmp_path)))
+    assert best_of(tmp_path) == best_of(whole)
 
 
 CHANGES = ("rename", "replace", "unlink", "symlink", "link", "rmdir", "mkdir")
