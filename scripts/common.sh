@@ -259,6 +259,10 @@ needs_phase1() {
     say "phase1 has no checkpoints, and phase2 has: going on with phase2"
     return 1
   fi
+  if (($2 < newest)) && [[ -d $phases/phase1/$2 ]]; then # phase 1 was made longer by itself
+    say "phase1 has gone on to step $newest, and phase2 has begun: going on with phase2 from step $2 of phase1"
+    return 1
+  fi
   (($2 <= newest)) ||
     fail "$1 is $2, but phase 2 has begun from step $newest of phase 1: give $newest to go on with phase 2, or set" \
       "RESULTS_DIR to another folder, or move $phases/phase2 away to begin phase 2 again"

@@ -49,6 +49,10 @@ def test_phase_1_is_not_trained_again_once_phase_2_has_begun(checkout, command, 
     start(checkout, command.format(50))  # phase 1 finds that it is complete
     assert_flags(checkout, "phase1=True", "phase2=True")
     checkout.calls_file.unlink()
+    (folder / "phase1/70").mkdir()  # with PHASE=1
+    assert "going on with phase2 from step 50" in start(checkout, command.format(50)).stdout
+    assert_flags(checkout, "phase2=True")
+    checkout.calls_file.unlink()
     shutil.rmtree(folder / "phase1")
     assert "going on with phase2" in start(checkout, command.format(50)).stdout
     assert_flags(checkout, "phase2=True")
