@@ -49,13 +49,14 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     task = cast(ClassificationTask, run.task)
     config = run.data.choice.config
     with closing(lock_folder(folder)):
-        # First, so that --overwrite removes nothing for weights that do not load.
+        # First what may fail, so that --overwrite removes nothing before the fit can start.
         parallel = load_fine_tuned(task.head, config, source, runtime)
         check_loaded(parallel, source, runtime.distributed)
-        claim(run, source)
-        remove_summary(folder)
+        check_earlier_fit(run)
         runtime.reporter.start(folder, STEP)
         log_settings(run, source, runtime)
+        remove_earlier_fit(run, source)
+        remove_summary(folder)
         frozen = fit(run, parallel, runtime)
         parts = replace(run.parts, files=frozen.files(task.max_seq_length))
         architecture, config, tensors = with_classifier(parallel.model, frozen)
@@ -72,17 +73,22 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     return scores, 0
 
 
-def claim(run: Run, source: ModelFolder) -> None:
-    """Removes the results of an earlier fit. Raises UserError if the folder has another run."""
-    folder = run.folder
+def check_earlier_fit(run: Run) -> None:
+    """Raises UserError if the folder has another run, unless that is to be removed."""
+    steps = checkpoint_steps(run.folder)
+    if run.start.config.overwrite or not steps:
+        return
+    fitted = ModelFolder(run.folder / str(steps[-1]))
+    if is_valid(fitted.path):
+        run.check_resumed(fitted, read_progress(fitted.path, run.settings.prefix))
+
+
+def remove_earlier_fit(run: Run, source: ModelFolder) -> None:
+    """Removes the results of an earlier fit, or with --overwrite another run."""
     if run.start.config.overwrite:
-        overwrite(folder, run.start.result_files, source)
-    if steps := checkpoint_steps(folder):
-        fitted = ModelFolder(folder / str(steps[-1]))
-        if is_valid(fitted.path):
-            run.check_resumed(fitted, read_progress(fitted.path, run.settings.prefix))
+        overwrite(run.folder, run.start.result_files, source)
     for name in (*run.start.result_files, str(STEP)):
-        remove(folder / name)
+        remove(run.folder / name)
 
 
 def log_settings(run: Run, source: ModelFolder, runtime: Runtime) -> None:

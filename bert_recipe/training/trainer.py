@@ -96,7 +96,10 @@ class Trainer:
         self.stop = StopSignal()
 
     def claim(self) -> None:
-        """Claims what the run writes to, such as its folder, before `train`."""
+        """Claims what the run writes to before `train`: first the logs, since a log that cannot be
+        written must not cost the run which --overwrite removes from the folder.
+        """
+        self.reporter.log("PARAMETER", self.settings)
         for callback in self.callbacks:
             callback.claim()
 
@@ -106,7 +109,6 @@ class Trainer:
         """
         state = self.state
         batches = iter(loader)
-        self.reporter.log("PARAMETER", self.settings)
         started: dict[str, Any] = {"train_start": True}
         if state.step > 0:  # later records before this one are of updates that are made again
             started[RESUMED_STEP] = state.step

@@ -153,6 +153,8 @@ def test_overwriting_keeps_the_run_where_the_new_one_cannot_start(
     save_file(tensors, weights / "model.safetensors")
     with pytest.raises(UserError, match=says):
         run(files, tmp_path, *flags, "--overwrite", "--init-checkpoint", weights)
+    with pytest.raises(UserError, match="cannot write"):
+        run(files, tmp_path, *flags, "--overwrite", "--report-file", "/proc/none/report.json")
     assert files_of(folder) == before
     assert "--overwrite: removed" not in capsys.readouterr().out
 
