@@ -5,11 +5,12 @@ it, the trainers of transformers and sentence-transformers as they come, and tf-
     python3 benchmarks/fine_tuning_defaults.py --data SHARED_DATA --model minilm=FOLDER \\
         --tables sentiment authors --rows 300 1000 --contestants default trainer tf-idf 16:1e-4:5
 
-A contestant is `default` (no flag but the files), `frozen` (--frozen-encoder), `B:R:E` (this
-project with batches of B, the peak rate R and E epochs), `trainer` (batches of 8, 5e-5, 3 epochs,
-no warmup) or `tf-idf` (of words, with scikit-learn's logistic regression or ridge; for pairs to
-find, its cosines). A seed draws the training rows, and is that of the run; the rows to score are
-the same in all runs. Every run goes into the result file as it ends; rerun the command to continue.
+A contestant is `default` (no flag but the files), `untrained`, `frozen` (--frozen-encoder), `B:R:E`
+(this project with batches of B, the peak rate R and E epochs), `trainer` (batches of 8, 5e-5, 3
+epochs, no warmup) or `tf-idf` (of words, with scikit-learn's logistic regression or ridge; for
+embeddings, its cosines). A seed draws the training rows, and is that of the run; the rows to score
+are the same in all runs. Every run goes into the result file as it ends; rerun the command to
+continue.
 SHARED_DATA has the folders glue, squad and books; --entities the files of WNUT 2017.
 """
 
@@ -69,9 +70,11 @@ def run_project(
         files = [folder / f"{name}.{table.ending}" for name in ("train", "scored")]
         write_rows(files[0], table, rows)
         write_rows(files[1], table, scored)
-        words = ["--do-train", "--do-eval", "--output-dir", str(folder / "out"), *flags]
-        words += ["--train-file", str(files[0]), "--seed", str(case.seed)]
+        trains = case.contestant != "untrained"
+        words = ["--do-eval", "--output-dir", str(folder / "out"), *flags]
         words += ["--show-config", "false"]
+        if trains:
+            words += ["--do-train", "--train-file", str(files[0]), "--seed", str(case.seed)]
         eval_flag = "--predict-file" if table.program is run_squad else "--eval-file"
         words += [eval_flag, str(files[1])]
         if table.ending == "csv":
@@ -80,7 +83,7 @@ def run_project(
                 words += ["--label-column", "label"]
         if case.contestant == "frozen":
             words.append("--frozen-encoder")
-        else:
+        elif trains:
             words += ["--num-steps-per-checkpoint", "1000000"]
         if ":" in case.contestant:
             batch, rate, epochs = case.contestant.split(":")
@@ -93,6 +96,8 @@ def run_project(
         (run,) = (folder / "out").glob("*/*/scores.json")
         scores = read_json(run, "scores")
         result: Row = {"score": scores[table.metric]}
+        if not trains:
+            return result
         kept = ("--learning-rate", GLOBAL_BATCH, "--max-steps", "--epochs")
         values = read_record(run.parent).hyperparameters
         result["chosen"] = {key: value for key, value in values.items() if key in kept}
@@ -116,6 +121,10 @@ def last_loss(report: Path) -> float | None:
     return round(losses[-1], 4) if losses else None
 
 
+def spearman(predicted: Any, scored: Sequence[Row]) -> float:
+    return float(stats.spearmanr(predicted, [float(row["label"]) for row in scored])[0])
+
+
 def texts_of(rows: Sequence[Row]) -> list[str]:
     return [row["text"] for row in rows]
 
@@ -133,13 +142,19 @@ def run_tf_idf(table: Table, rows: Sequence[Any], scored: Sequence[Any]) -> Row:
     texts = texts_of(rows) + [row["pair"] for row in rows if "pair" in row]
     vectorizer.fit(texts)
 
-    def features(part: Sequence[Row]) -> Any:
+    def columns_of(part: Sequence[Row]) -> list[Any]:
         columns = [vectorizer.transform(texts_of(part))]
         if "pair" in part[0]:
             columns.append(vectorizer.transform([row["pair"] for row in part]))
             columns += [columns[0].multiply(columns[1]), abs(columns[0] - columns[1])]
-        return hstack(columns).tocsr()
+        return columns
 
+    def features(part: Sequence[Row]) -> Any:
+        return hstack(columns_of(part)).tocsr()
+
+    if table.program is run_embeddings and table.metric == "spearman":
+        products = columns_of(scored)[2]
+        return {"score": spearman(np.asarray(products.sum(axis=1)).ravel(), scored)}
     if table.program is run_embeddings:
         contexts = sorted({row["pair"] for row in scored})
         vectorizer.fit(texts + contexts)
@@ -151,10 +166,8 @@ def run_tf_idf(table: Table, rows: Sequence[Any], scored: Sequence[Any]) -> Row:
         return {"score": float(np.mean([1 / np.log2(r + 2) if r < 10 else 0.0 for r in ranks]))}
     labels, expected = ([row["label"] for row in part] for part in (rows, scored))
     if table.metric == "spearman":
-        from scipy.stats import spearmanr
-
         predicted = Ridge().fit(features(rows), np.float64(labels)).predict(features(scored))
-        return {"score": float(spearmanr(predicted, np.float64(expected))[0])}
+        return {"score": spearman(predicted, scored)}
     if table.metric == "f1_micro":
         names = MultiLabelBinarizer().fit([label.split("|") for label in labels + expected])
         model = OneVsRestClassifier(LogisticRegression(max_iter=1000))
@@ -177,7 +190,6 @@ def run_trainer(
 ) -> Row:
     """Scores of transformers' Trainer with its default arguments."""
     import torch
-    from scipy.stats import spearmanr
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -191,7 +203,7 @@ def run_trainer(
     if table.program is run_ner:
         return run_tagger(case, model, rows, scored, length)
     if table.program is run_embeddings:
-        return run_sentence_transformers(case, model, rows, scored, length)
+        return run_sentence_transformers(case, table, model, rows, scored, length)
     tokenizer = AutoTokenizer.from_pretrained(model)
     names = sorted({row["label"] for row in [*rows, *scored]})
     options: Row = {"num_labels": len(names)}
@@ -234,7 +246,7 @@ def run_trainer(
     expected = [row["label"] for row in scored]
     result: Row = {"loss": round(trained.training_loss, 4)}
     if table.metric == "spearman":
-        return result | {"score": float(spearmanr(logits[:, 0], np.float64(expected))[0])}
+        return result | {"score": spearman(logits[:, 0], scored)}
     if table.metric == "f1_micro":
         from sklearn.metrics import f1_score
 
@@ -300,7 +312,7 @@ def run_tagger(
 
 
 def run_sentence_transformers(
-    case: Case, model: Path, rows: Sequence[Row], scored: Sequence[Row], length: int
+    case: Case, table: Table, model: Path, rows: Sequence[Row], scored: Sequence[Row], length: int
 ) -> Row:
     """sentence-transformers' trainer with its default arguments."""
     from datasets import Dataset
@@ -309,7 +321,7 @@ def run_sentence_transformers(
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.losses import CoSENTLoss, MultipleNegativesRankingLoss
 
     encoder = SentenceTransformer(str(model), device="cpu")
     encoder.max_seq_length = length
@@ -317,11 +329,22 @@ def run_sentence_transformers(
         arguments = SentenceTransformerTrainingArguments(
             work, seed=case.seed, report_to=[], save_strategy="no", disable_tqdm=True
         )
-        pairs = {name: [row[name] for row in rows] for name in ("text", "pair")}
+        pairs: Row = {name: [row[name] for row in rows] for name in ("text", "pair")}
+        loss: Any = MultipleNegativesRankingLoss(encoder)
+        if table.metric == "spearman":
+            pairs["score"] = [float(row["label"]) for row in rows]
+            loss = CoSENTLoss(encoder)
         trainer = SentenceTransformerTrainer(
-            encoder, arguments, Dataset.from_dict(pairs), loss=MultipleNegativesRankingLoss(encoder)
+            encoder, arguments, Dataset.from_dict(pairs), loss=loss
         )
         trained = trainer.train()
+    if table.metric == "spearman":
+        vectors = [
+            encoder.encode([row[name] for row in scored], normalize_embeddings=True)
+            for name in ("text", "pair")
+        ]
+        score = spearman((vectors[0] * vectors[1]).sum(axis=1), scored)
+        return {"loss": round(trained.training_loss, 4), "score": score}
     contexts = sorted({row["pair"] for row in scored})
     vectors = [
         encoder.encode(part, normalize_embeddings=True) for part in (texts_of(scored), contexts)

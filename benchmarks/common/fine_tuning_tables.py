@@ -3,7 +3,9 @@ pairs, entities, pairs to find, questions.
 """
 
 import csv
+import gettext
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +38,15 @@ TRAITS = {
     "the-adventures-of-tom-sawyer",
 }
 PASSAGE = 300  # characters
+OTHERS = """
+    alice-s-adventures-in-wonderland don-quixote frankenstein les-mis-rables little-women
+    middlemarch moby-dick-or-the-whale the-picture-of-dorian-gray the-time-machine treasure-island
+    ulysses
+"""
+# Question words, and what their answers are.
+ASKED = {"who": "PERSON", "when": "TIME", "where": "PLACE", "how many": "NUMBER"}
+PROGRAMS = "bash coreutils dpkg gettext-tools git glib20 gnupg2 gtk30 libc postgres-15"
+MESSAGES = Path("/usr/share/locale")  # translated messages of programs, on most Linux machines
 
 Row = dict[str, Any]
 
@@ -118,6 +129,89 @@ def question_pairs(path: Path) -> list[Row]:
     ]
 
 
+def answer_sentences(path: Path) -> list[tuple[str, str, str]]:
+    """(question, the sentence with its answer, answer) for each question of SQuAD's file."""
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    found = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            context = paragraph["context"]
+            for question in paragraph["qas"]:
+                answer = question["answers"][0]
+                start = answer["answer_start"]
+                ends = [match.end() for match in re.finditer(r"[.?!] ", context)]
+                first = max([0, *(end for end in ends if end <= start)])
+                last = min([len(context), *(end for end in ends if end > start)])
+                found.append((question["question"], context[first:last].strip(), answer["text"]))
+    return found
+
+
+def asked_entities(path: Path) -> list[str]:
+    """Sentences of SQuAD in CoNLL's columns, in which what was asked for is tagged by the question
+    word.
+    """
+    kinds_of: dict[str, dict[str, str]] = {}
+    for question, sentence, answer in answer_sentences(path):
+        for word, kind in ASKED.items():
+            if question.lower().startswith(word):
+                kinds_of.setdefault(sentence, {})[answer] = kind
+    blocks = []
+    for sentence, kinds in kinds_of.items():
+        words = re.findall(r"\w+|[^\w\s]", sentence)
+        tags = ["O"] * len(words)
+        for answer, kind in kinds.items():
+            parts = re.findall(r"\w+|[^\w\s]", answer)
+            for start in range(len(words) - len(parts) + 1):
+                if words[start : start + len(parts)] == parts:
+                    inside = [f"I-{kind}"] * (len(parts) - 1)
+                    tags[start : start + len(parts)] = [f"B-{kind}", *inside]
+                    break
+        blocks.append("\n".join(f"{word}\t{tag}" for word, tag in zip(words, tags, strict=True)))
+    return blocks
+
+
+def split_rows(rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Four fifths to train on, drawn, and the others."""
+    rows = drawn(rows, len(rows), 0)
+    return rows[: len(rows) * 4 // 5], rows[len(rows) * 4 // 5 :]
+
+
+def article_questions(path: Path) -> list[Row]:
+    """Questions with the title of their article, one of 30."""
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    return [
+        {"text": question["question"], "label": article["title"]}
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def program_messages(language: str) -> list[Row]:
+    """Messages of ten programs in a language, with the name of the program."""
+    rows = []
+    for program in PROGRAMS.split():
+        with (MESSAGES / language / "LC_MESSAGES" / f"{program}.mo").open("rb") as file:
+            catalog = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+        texts = {" ".join(text.split())[:PASSAGE] for text in catalog.values()}
+        texts = drawn(sorted(text for text in texts if len(text) >= 20), 400, 0)
+        rows += [{"text": text, "label": program} for text in texts]
+    return rows
+
+
+def alike_or_not(table: Table) -> Table:
+    """Pairs whose similarity is 4 or more, or 2 or less."""
+    parts = [
+        [
+            row | {"label": "alike" if float(row["label"]) >= 4 else "different"}
+            for row in part
+            if not 2 < float(row["label"]) < 4
+        ]
+        for part in (table.rows, table.scored)
+    ]
+    return Table(run_glue, *parts, "accuracy", ["--pair-column", "pair"])
+
+
 def questions(path: Path) -> list[Row]:
     """Each a document of SQuAD's file with one question."""
     articles = json.loads(path.read_text(encoding="utf-8"))["data"]
@@ -168,6 +262,38 @@ def make_table(name: str, data: Path, entities: Path | None) -> Table:
     if name == "questions":
         parts = [questions(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
         return Table(run_squad, *parts, "f1", ending="json")
+    return further_table(name, data)
+
+
+def further_table(name: str, data: Path) -> Table:
+    """Those on which no value of the rule was chosen, but for pairs to find."""
+    squad = data / "squad"
+    if name == "answers":
+        parts = [
+            [
+                {"text": question, "pair": sentence}
+                for question, sentence, _ in answer_sentences(path)
+            ]
+            for path in (squad / "train-v1.1.json", squad / "dev-v1.1.json")
+        ]
+        return Table(run_embeddings, *parts, "ndcg@10", ["--pair-column", "pair"])
+    if name == "similar-texts":
+        table = make_table("similarity", data, None)
+        flags = ["--pair-column", "pair"]
+        return Table(run_embeddings, table.rows, table.scored, "spearman", flags)
+    if name == "alike":
+        return alike_or_not(make_table("similarity", data, None))
+    if name == "topics":
+        parts = split_rows(article_questions(squad / "train-v1.1.json"))
+        return Table(run_glue, *parts, "accuracy")
+    if name == "other-books":
+        return book_table(data, OTHERS.split(), str, metric="accuracy")
+    if name == "asked":
+        parts = [asked_entities(squad / f"{part}-v1.1.json") for part in ("train", "dev")]
+        return Table(run_ner, *parts, "f1", ending="conll")
+    if name.startswith("messages-"):
+        parts = split_rows(program_messages(name.removeprefix("messages-")))
+        return Table(run_glue, *parts, "accuracy")
     raise SystemExit(f"error: there is no table {name}, or --entities is missing")
 
 
