@@ -5,6 +5,7 @@ of all runs of a command, and on resume as recorded.
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import glue_runs
 import pytest
@@ -16,7 +17,11 @@ import run_ner
 import run_squad
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config.arguments import make_run_config
-from bert_recipe.config.fine_tuning_defaults import BY_RULE, fine_tuning_defaults
+from bert_recipe.config.fine_tuning_defaults import (
+    BY_RULE,
+    TRAINED_VECTORS_FACTOR,
+    fine_tuning_defaults,
+)
 from bert_recipe.training.chosen_settings import loader_of
 
 ROWS = 48  # of glue_runs' training file
@@ -52,6 +57,20 @@ def test_narrower_models_have_higher_rates_and_lambs_are_relative():
             fine_tuning_defaults("texts", width, optimizer, 300).learning_rate for width in widths
         ]
         assert len(set(lamb)) == 1 and lamb[0] > rates[2]
+
+
+@pytest.mark.parametrize("rows", [100, 300, 5000])
+def test_a_model_that_embeds_already_takes_smaller_steps_and_no_fewer(rows):
+    plain, trained = (
+        fine_tuning_defaults("embeddings", 384, "AdamW", rows, embeds_already=embeds)
+        for embeds in (False, True)
+    )
+    assert trained.learning_rate == pytest.approx(
+        TRAINED_VECTORS_FACTOR * plain.learning_rate, rel=0.05
+    )
+    assert replace(trained, learning_rate=plain.learning_rate) == plain
+    classes = fine_tuning_defaults("texts", 384, "AdamW", rows, embeds_already=True)
+    assert classes.learning_rate == plain.learning_rate
 
 
 @pytest.mark.parametrize("rows", range(1, 40))
