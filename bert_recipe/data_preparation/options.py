@@ -27,7 +27,7 @@ from bert_recipe.utils.errors import UserError
 
 SAMPLE_MB = 1_000  # of text that a vocabulary is trained on, evenly from all files
 MIN_ALPHABET, ALPHABET_COVERAGE = 1_000, 0.9995  # characters of a vocabulary, and their share
-SPLITTERS = ("fast", "punkt", "newline", "passage")
+SPLITTERS = ("fast", "newline", "passage")
 # masking.py numbers positions in 16 bits, with one value for padding.
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1
 
@@ -79,8 +79,8 @@ class FormatOptions:
         "--sentence-splitter",
         SPLITTERS,
         "fast",
-        "how to divide documents into lines: sentences as Punkt's rules (fast) or nltk find them, "
-        "lines as they are, or passages of neighbouring sentences, for sentence embeddings",
+        "how to divide documents into lines: sentences by Punkt's rules (fast), lines as they are, "
+        "or passages of neighbouring sentences, for sentence embeddings",
     )
     language: str = "english"
     text_field: str = option("--text-field", str, "text", "column of a table with the text")

@@ -63,7 +63,7 @@ def built(corpus, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_needs_neither_torch_nor_with_the_fast_splitter_nltk(corpus, tmp_path):
+def test_a_run_needs_neither_torch_nor_nltk(corpus, tmp_path):
     """Each of its workers would wait a second for either."""
     words = ["data/prepare.py", "all", "corpus", corpus / "a.txt", "--output-dir", tmp_path, *SMALL]
     words += ["--empty-line", "document"]
@@ -409,8 +409,7 @@ def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path):
     assert "\ndownload" not in run("all", dataset, SAMPLE, *flags).stdout
 
 
-@pytest.mark.parametrize("splitter", ["punkt", "fast"])
-def test_text_in_another_language_learns_its_own_sentences(tmp_path, splitter):
+def test_text_in_another_language_learns_its_own_sentences(tmp_path):
     """No parameters ship for it, so that they are learnt: an abbreviation that is everywhere ends
     no sentence.
     """
@@ -436,7 +435,7 @@ def test_text_in_another_language_learns_its_own_sentences(tmp_path, splitter):
         )
     paragraphs = [" ".join(lines[number : number + 5]) for number in range(0, 750, 5)]
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
-    flags = ("--language", "de", "--sentence-splitter", splitter, "--output-dir", tmp_path)
+    flags = ("--language", "de", "--output-dir", tmp_path)
     run("format", "corpus", tmp_path / "text.txt", *flags)
     formatted = tmp_path / "formatted" / "corpus"
     assert "bzw" in read_json(formatted / "sentences-de.json")["abbreviations"]

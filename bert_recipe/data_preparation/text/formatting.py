@@ -19,7 +19,7 @@ from bert_recipe.data_preparation.sources.documents import (
 from bert_recipe.data_preparation.sources.spans import Span, SpanFile
 from bert_recipe.data_preparation.text.sentences import (
     PARAMETERS_FOLDER,
-    FastSplitter,
+    SentenceSplitter,
     Splitter,
     load_punkt,
     save_punkt,
@@ -72,21 +72,12 @@ def format_span(
 
 @lru_cache(1)
 def get_splitter(
-    name: str = "punkt", language: str = "english", params_file: str | Path | None = None
+    name: str = "fast", language: str = "english", parameters: Path | None = None
 ) -> Splitter:
-    """The splitter `name` of options.SPLITTERS, with the parameters in `params_file`, else those of
-    `language`.
-    """
+    """The splitter `name` of options.SPLITTERS, with `parameters`, else those of `language`."""
     if name == "newline":
         return split_lines
-    params = load_punkt(
-        Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
-    )
-    if name in ("fast", "passage"):
-        return FastSplitter(params).split
-    from bert_recipe.data_preparation.text.nltk_sentences import PunktSplitter
-
-    return PunktSplitter(params).split
+    return SentenceSplitter(load_punkt(parameters or PARAMETERS_FOLDER / f"{language}.json")).split
 
 
 def passages(sentences: Sequence[str]) -> list[str]:

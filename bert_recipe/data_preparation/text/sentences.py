@@ -1,6 +1,5 @@
-"""Splits paragraphs into sentences: nltk's Punkt with its parameters in a JSON file; a faster
-splitter with the same parameters and rules, without nltk; and `newline`, for text that has one
-sentence per line already.
+"""Splits paragraphs into sentences: by Punkt's rules, with its parameters in a JSON file; and
+`newline`, for text that has one sentence per line already.
 
 Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational
 Linguistics 32, 2006.
@@ -17,8 +16,8 @@ from bert_recipe.utils.json_files import read_json, write_json
 
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
 
-# Longer paragraphs are split: the time of nltk's matcher grows with the square of a run without
-# white space.
+# Longer paragraphs are split: the time of a regular expression grows with the square of a run
+# without white space.
 MAX_PIECE = 20_000  # characters
 
 # Punkt's orthographic context of a word, as bits: the case of its first letter and where in a
@@ -58,7 +57,7 @@ class PunktParameters:
     ortho_context: dict[str, int] = field(default_factory=lambda: collections.defaultdict(int))
 
 
-class FastSplitter:
+class SentenceSplitter:
     """Punkt's decisions (sections 3 and 4 of the paper) where a sentence may end, without
     tokenizing the rest.
     """
@@ -136,7 +135,7 @@ def word_type(word: str) -> str:
 
 def pieces(paragraph: str) -> Iterator[str]:
     """`paragraph` with single spaces, split after each FULL_STOP, and at a space, if any, where it
-    is too long for nltk.
+    is too long.
     """
     text = " ".join(paragraph.split())
     ends = [match.end() for match in FULL_STOP.finditer(text)]
