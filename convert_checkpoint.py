@@ -36,12 +36,12 @@ from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
 from bert_recipe.checkpoint.model_card import write_derived_card
 from bert_recipe.checkpoint.model_choice import check_vocab_size
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import config_from_dict
 from bert_recipe.checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.model.encoders.bert import BertConfig
 from bert_recipe.model.encoders.config import HIDDEN_ACTS, ModelConfig
 from bert_recipe.model.encoders.modernbert import ModernBertConfig
+from bert_recipe.model.encoders.registry import config_from_dict
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE, Casing
 from bert_recipe.tokenization.tokenizer import (
     Tokenizer,

@@ -62,12 +62,12 @@ from benchmarks.common.worker import (
     measure_in_turns,
 )
 from bert_recipe.checkpoint.model_folder import read_config
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.model.token_stream import IGNORED_LABEL, StepBatch, to_device
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert_recipe.checkpoint.pretrained import (
+    from bert_recipe.model.encoders.bert import (
         BertConfig,
         BertForMaskedLM,
         BertForPreTraining,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         BertForSequenceClassification,
         BertForTokenClassification,
         BertModel,
+    )
+    from bert_recipe.model.encoders.distilbert import (
         DistilBertConfig,
         DistilBertForMaskedLM,
         DistilBertForQuestionAnswering,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
         DistilBertForSequenceClassification,
         DistilBertForTokenClassification,
         DistilBertModel,
+    )
+    from bert_recipe.model.encoders.electra import (
         ElectraConfig,
         ElectraForMaskedLM,
         ElectraForQuestionAnswering,
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
         ElectraForSequenceClassification,
         ElectraForTokenClassification,
         ElectraModel,
+    )
+    from bert_recipe.model.encoders.modernbert import (
         ModernBertConfig,
         ModernBertForMaskedLM,
         ModernBertForQuestionAnswering,
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
         ModernBertForSequenceClassification,
         ModernBertForTokenClassification,
         ModernBertModel,
+    )
+    from bert_recipe.model.encoders.neobert import (
         NeoBertConfig,
         NeoBertForMaskedLM,
         NeoBertForQuestionAnswering,
@@ -52,6 +60,8 @@ if TYPE_CHECKING:
         NeoBertForSequenceClassification,
         NeoBertForTokenClassification,
         NeoBertModel,
+    )
+    from bert_recipe.model.encoders.roberta import (
         RobertaConfig,
         RobertaForMaskedLM,
         RobertaForQuestionAnswering,
@@ -127,6 +137,15 @@ __all__ = [
     "train",
 ]
 
+# By what the names of an encoder's classes begin with.
+ENCODERS = {
+    "Bert": "bert",
+    "DistilBert": "distilbert",
+    "Electra": "electra",
+    "ModernBert": "modernbert",
+    "NeoBert": "neobert",
+    "Roberta": "roberta",
+}
 MODULES = {
     "TokenStream": "model.token_stream",
     "linear_cross_entropy": "model.loss",
@@ -145,8 +164,11 @@ MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{MODULES.get(name, 'checkpoint.pretrained')}")
-    return getattr(module, name)
+    module = MODULES.get(name)
+    if module is None:
+        encoder = next(file for start, file in ENCODERS.items() if name.startswith(start))
+        module = f"model.encoders.{encoder}"
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

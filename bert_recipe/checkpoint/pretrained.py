@@ -1,5 +1,4 @@
-"""Models for your own loops: the classes of all encoders, with `from_pretrained` and
-`save_pretrained`.
+"""Models for your own loops: `from_pretrained` and `save_pretrained` of all encoders' classes.
 
     from bert_recipe import BertForSequenceClassification
 
@@ -29,63 +28,8 @@ from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, sentence_
 from bert_recipe.checkpoint.weight_files import without_wrappers
 from bert_recipe.checkpoint.weights import copy_rows, folder_shapes, select_weights
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.bert import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSentenceEmbedding,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-)
-from bert_recipe.model.encoders.distilbert import (
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    DistilBertForQuestionAnswering,
-    DistilBertForSentenceEmbedding,
-    DistilBertForSequenceClassification,
-    DistilBertForTokenClassification,
-    DistilBertModel,
-)
-from bert_recipe.model.encoders.electra import (
-    ElectraConfig,
-    ElectraForMaskedLM,
-    ElectraForQuestionAnswering,
-    ElectraForSentenceEmbedding,
-    ElectraForSequenceClassification,
-    ElectraForTokenClassification,
-    ElectraModel,
-)
 from bert_recipe.model.encoders.heads import SentenceEmbedding
-from bert_recipe.model.encoders.modernbert import (
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    ModernBertForQuestionAnswering,
-    ModernBertForSentenceEmbedding,
-    ModernBertForSequenceClassification,
-    ModernBertForTokenClassification,
-    ModernBertModel,
-)
-from bert_recipe.model.encoders.neobert import (
-    NeoBertConfig,
-    NeoBertForMaskedLM,
-    NeoBertForQuestionAnswering,
-    NeoBertForSentenceEmbedding,
-    NeoBertForSequenceClassification,
-    NeoBertForTokenClassification,
-    NeoBertModel,
-)
-from bert_recipe.model.encoders.registry import MODELS, check_tied, config_from_dict, make_model
-from bert_recipe.model.encoders.roberta import (
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForQuestionAnswering,
-    RobertaForSentenceEmbedding,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
-    RobertaModel,
-)
+from bert_recipe.model.encoders.registry import check_tied
 from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.tokenization.tokenizer import Tokenizer, model_files
 from bert_recipe.utils.device import allocate
@@ -95,55 +39,6 @@ from bert_recipe.utils.json_files import write_json
 
 # Of PEFT: transformers puts the adapter on the model of a folder with this file.
 ADAPTER_FILE = "adapter_config.json"
-
-__all__ = [
-    "MODELS",
-    "BertConfig",
-    "BertForMaskedLM",
-    "BertForPreTraining",
-    "BertForQuestionAnswering",
-    "BertForSentenceEmbedding",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertModel",
-    "DistilBertConfig",
-    "DistilBertForMaskedLM",
-    "DistilBertForQuestionAnswering",
-    "DistilBertForSentenceEmbedding",
-    "DistilBertForSequenceClassification",
-    "DistilBertForTokenClassification",
-    "DistilBertModel",
-    "ElectraConfig",
-    "ElectraForMaskedLM",
-    "ElectraForQuestionAnswering",
-    "ElectraForSentenceEmbedding",
-    "ElectraForSequenceClassification",
-    "ElectraForTokenClassification",
-    "ElectraModel",
-    "ModernBertConfig",
-    "ModernBertForMaskedLM",
-    "ModernBertForQuestionAnswering",
-    "ModernBertForSentenceEmbedding",
-    "ModernBertForSequenceClassification",
-    "ModernBertForTokenClassification",
-    "ModernBertModel",
-    "NeoBertConfig",
-    "NeoBertForMaskedLM",
-    "NeoBertForQuestionAnswering",
-    "NeoBertForSentenceEmbedding",
-    "NeoBertForSequenceClassification",
-    "NeoBertForTokenClassification",
-    "NeoBertModel",
-    "RobertaConfig",
-    "RobertaForMaskedLM",
-    "RobertaForQuestionAnswering",
-    "RobertaForSentenceEmbedding",
-    "RobertaForSequenceClassification",
-    "RobertaForTokenClassification",
-    "RobertaModel",
-    "config_from_dict",
-    "make_model",
-]
 
 
 def load_pretrained(

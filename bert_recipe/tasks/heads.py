@@ -67,7 +67,7 @@ class Asked(NamedTuple):
 class Use(NamedTuple):
     """How a model predicts rows.
 
-    head: a key of checkpoint/pretrained.py's MODELS.
+    head: a key of model/encoders/registry.py's MODELS.
     config: of the model to load.
     logits_axis: see FineTuningTask.
     rows: from their places, for errors, and what they have: the strings `text` and maybe `pair`, or
@@ -205,8 +205,8 @@ def heads_in(folder: ModelFolder, config: ModelConfig) -> dict[str, Head]:
     """The heads in `folder`, by the names of their models."""
     import torch
 
-    from bert_recipe.checkpoint.pretrained import make_model
     from bert_recipe.checkpoint.weights import has_head
+    from bert_recipe.model.encoders.registry import make_model
 
     if FrozenEncoder.read(folder.path) is not None:
         return {"classifier of vectors": CLASSES}

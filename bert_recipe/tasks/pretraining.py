@@ -14,7 +14,6 @@ from bert_recipe.checkpoint.best import has_stopped_early
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import MODELS
 from bert_recipe.checkpoint.progress import read_progress
 from bert_recipe.checkpoint.record import DevelopmentData
 from bert_recipe.config import (
@@ -32,6 +31,7 @@ from bert_recipe.data_loading.pretraining_dataset import (
     verify_checksums,
 )
 from bert_recipe.model.encoders.heads import MaskedLanguageModel, NextSentenceModel
+from bert_recipe.model.encoders.registry import MODELS
 from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.parallel.runtime import Runtime

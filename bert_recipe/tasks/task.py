@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from bert_recipe.checkpoint.record import DevelopmentData
 from bert_recipe.utils.json_files import JsonObject
 
-if TYPE_CHECKING:
-    pass
-
 if TYPE_CHECKING:  # what imports torch, which --help and errors of the command line do not wait for
     from pathlib import Path
 
@@ -130,7 +127,7 @@ class Task(Protocol):
     @property
     @abstractmethod
     def head(self) -> str:
-        """A key of checkpoint/pretrained.py's MODELS."""
+        """A key of model/encoders/registry.py's MODELS."""
 
     @property
     @abstractmethod

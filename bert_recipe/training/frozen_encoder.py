@@ -14,13 +14,13 @@ from bert_recipe.checkpoint.folder import MODEL_FILE, checkpoint_steps, is_valid
 from bert_recipe.checkpoint.identity import overwrite
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.progress import Progress, read_progress
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.weights import check_loaded, checkpoint_shapes
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tasks.classification.task import ClassificationTask

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.attention import COMPILED_ON_CPU, default_implementation
@@ -25,6 +24,7 @@ from bert_recipe.model.costs.attention import PassSizes
 from bert_recipe.model.costs.memory import LayerMemory, activation_memory
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.model.loss import FLOAT32_ROWS
 from bert_recipe.optimization.precision import DTYPES, Precision
 from bert_recipe.optimization.registry import spec_named

@@ -15,13 +15,13 @@ from bert_recipe.checkpoint.calibration import calibrated
 from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import MODELS, make_model
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
 from bert_recipe.checkpoint.record import PREDICTED_BY_FILE
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import RunConfig
 from bert_recipe.model.encoders.config import ModelConfig, check_length
+from bert_recipe.model.encoders.registry import MODELS, make_model
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.parallelize import parallelize

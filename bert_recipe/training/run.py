@@ -7,7 +7,6 @@ import torch
 
 from bert_recipe.checkpoint.model_card import ModelParts
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.progress import Progress, check_same_run, read_progress
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import (
@@ -19,6 +18,7 @@ from bert_recipe.checkpoint.start import (
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.files import is_same_path
 

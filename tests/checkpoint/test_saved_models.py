@@ -12,17 +12,16 @@ import transformers
 from conftest import TINY, VOCAB_FILE
 from tokenizer_kinds import file_of
 
-from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import (
-    MODELS,
+from bert_recipe import (
     BertConfig,
     BertForMaskedLM,
     BertForSentenceEmbedding,
     BertForSequenceClassification,
     BertModel,
-    config_from_dict,
-    load_pretrained,
 )
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.pretrained import load_pretrained
+from bert_recipe.model.encoders.registry import MODELS, config_from_dict
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.errors import UserError
 

@@ -11,7 +11,6 @@ from conftest import CLS, MASK, SEP, TINY, VOCAB_FILE, assert_refused, read_json
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 
 import create_pretraining_data
-from bert_recipe.checkpoint.pretrained import config_from_dict
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import StepLoader, batches_in_order
@@ -19,6 +18,7 @@ from bert_recipe.data_loading.masking import Masking
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset, open_dataset
 from bert_recipe.data_loading.sample_order import sample_seeds
+from bert_recipe.model.encoders.registry import config_from_dict
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from data import prepare
 

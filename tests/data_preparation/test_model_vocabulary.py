@@ -16,10 +16,11 @@ from huggingface_hub import ModelCard as HubCard
 from small_runs import run_here
 from tokenizer_kinds import file_of, sample_texts
 
-from bert_recipe.checkpoint.pretrained import MODELS, load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.data_preparation.text import model_vocabulary
 from bert_recipe.data_preparation.text.model_vocabulary import extended_vocabulary, most_split_words
+from bert_recipe.model.encoders.registry import MODELS
 from bert_recipe.model.encoders.roberta import RobertaConfig
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.tokenization.tokenizer import load_tokenizer

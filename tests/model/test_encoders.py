@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
 import modeling
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.model.costs.flops import training_flops
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.errors import UserError
 

@@ -15,10 +15,11 @@ from rank_runs import Command, pretrain_ranks
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
 from torch._dynamo.utils import counters
 
-from bert_recipe.checkpoint.pretrained import config_from_dict, load_pretrained, make_model
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.bert import BertModel
 from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import modeling
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 
 pytestmark = pytest.mark.fast
 

@@ -13,7 +13,7 @@ from rank_runs import Command, compile_on_one_rank, pretrain, run_ranks
 from small_runs import losses
 from torch import nn
 
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.optimization.precision import Precision, select_precision, use_float8
 from bert_recipe.training import setup as run_setup
 from bert_recipe.utils.errors import UserError

@@ -118,12 +118,10 @@ def test_versions_agree():
 
 @pytest.mark.parametrize("kind", ["Bert", "ModernBert", "Electra"])
 def test_hidden_states_are_those_of_transformers(kind, tmp_path):
-    from bert_recipe.checkpoint import pretrained
-
     config = getattr(transformers, f"{kind}Config")(**SMALL)
     theirs = getattr(transformers, f"{kind}Model")(config).eval()
     theirs.save_pretrained(tmp_path)
-    ours = getattr(pretrained, f"{kind}Model").from_pretrained(tmp_path)
+    ours = getattr(bert_recipe, f"{kind}Model").from_pretrained(tmp_path)
     ids = torch.randint(10, 90, (2, 9), generator=torch.Generator().manual_seed(1))
     expected = theirs(ids, output_hidden_states=True).hidden_states
     states = ours(ids, output_hidden_states=True).hidden_states

@@ -4,7 +4,7 @@ import torch
 import transformers
 from encoder_cases import BERT, DISTILBERT, MODERNBERT, ROBERTA
 
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 
 # Of each model type: the config, and what the names of transformers' classes begin with.
 ENCODERS = {

@@ -10,13 +10,13 @@ from encoder_cases import MODERNBERT
 from small_runs import InMemoryDataset
 from torch import Tensor
 
-from bert_recipe.checkpoint.pretrained import config_from_dict
 from bert_recipe.config import LoaderConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
+from bert_recipe.model.encoders.registry import config_from_dict
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask

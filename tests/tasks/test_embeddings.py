@@ -31,11 +31,11 @@ from tokenizers import Tokenizer
 import inference
 import run_embeddings
 from bert_recipe.checkpoint.model_folder import read_config
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.model.token_stream import BatchCounts
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.embeddings.files import read_tuples

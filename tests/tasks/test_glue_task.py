@@ -21,8 +21,9 @@ from transformers import BertForSequenceClassification as HFForSequenceClassific
 from transformers.trainer_pt_utils import LabelSmoother
 
 from bert_recipe.checkpoint.model_folder import read_config
-from bert_recipe.checkpoint.pretrained import load_pretrained, select_weights
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.checkpoint.rows import open_safetensors
+from bert_recipe.checkpoint.weights import select_weights
 from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.bert import (

@@ -18,7 +18,6 @@ from small_runs import InMemoryDataset
 from torch import Tensor
 
 from bert_recipe.checkpoint.identity import first_difference, identity_of
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.config import (
     LoaderConfig,
     OptimizerConfig,
@@ -36,6 +35,7 @@ from bert_recipe.model.attention import COMPILED_ON_CPU
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM, BertForTokenClassification
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.parallelize import parallelize

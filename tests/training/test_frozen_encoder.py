@@ -16,9 +16,9 @@ from transformers import AutoModel, AutoTokenizer, pipeline
 import compare
 import inference
 import run_glue
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.tokenization.tokenizer import load_tokenizer

@@ -12,8 +12,8 @@ from rank_runs import Command, pretrain_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import losses, progress, resuming, steps_folder, train, weights
 
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.config import OPTIMIZERS, OptimizerConfig
+from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.optimization.layers import layer_depths
 from bert_recipe.optimization.protocol import apply_step
 from bert_recipe.optimization.registry import make_optimizer

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.utils.errors import UserError, listed
 from bert_recipe.utils.json_files import JsonObject
 
