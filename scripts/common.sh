@@ -428,7 +428,7 @@ launch() {
   child=''
   if (($1 * nodes > 1)) || [[ -n $min_nodes ]]; then
     with_torchrun=true
-    command+=("$(dirname "${BASH_SOURCE[0]}")/torchrun.py" --nproc_per_node "$1" --signals_to_handle SIGHUP)
+    command+=("$(dirname "${BASH_SOURCE[0]}")/torchrun.py" --nproc_per_node "$1")
     if [[ -n $min_nodes ]]; then
       set_elastic_flags "${@:2}"
       command+=("${elastic_flags[@]}")
@@ -440,7 +440,6 @@ launch() {
     else
       command+=(--standalone)
     fi
-    command+=(--no_python env --default-signal=TERM python3 -u)
   fi
   if [[ -n $log_file && ! -s $log_file ]]; then # --log-file appends to logs only, which it knows by their first line
     printf 'DLL %(%F %T)T - PARAMETER launch : %s\n' -1 "${2##*/}" 2>/dev/null >"$log_file" || true
@@ -451,9 +450,6 @@ launch() {
   trap 'forward_signal 2' INT
   (
     trap '' USR1
-    # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
-    # they go to the workers directly, which must not inherit that. With nodes that come and go, it waits for the workers.
-    if $with_torchrun; then trap '' TERM INT; fi
     if [[ -n $log_file ]]; then
       exec > >(trap '' TERM INT PIPE && exec tee --output-error=warn -a "$log_file" 2>/dev/null) 2>&1
     fi
@@ -471,17 +467,6 @@ launch() {
   if ((code != 0 && code != 141)); then exit "$code"; fi
 }
 
-find_workers() { # sets workers: the processes that torchrun has started, which lead sessions, unlike `tee`
-  local pid session
-  local -a children
-  workers=()
-  read -r -a children < <(cat "/proc/$child"/task/*/children 2>/dev/null | tr '\n' ' ') || true
-  for pid in "${children[@]}"; do
-    read -r _ _ _ _ _ session _ 2>/dev/null <"/proc/$pid/stat" || continue
-    if [[ $session == "$pid" ]]; then workers+=("$pid"); fi
-  done
-}
-
 kill_quietly() { # pid...: bash would print the whole command of a killed child in a later `wait`
   {
     kill -KILL "$@" || true
@@ -490,26 +475,17 @@ kill_quietly() { # pid...: bash would print the whole command of a killed child 
 }
 
 forward_signal() { # signal_number
-  local -a workers targets=("$child")
-  if $with_torchrun; then
-    kill -STOP "$child" 2>/dev/null || true # it starts no worker while they are counted
-    find_workers
-    targets=("${workers[@]}")
-    if ((${#workers[@]})) && [[ -n $min_nodes ]]; then targets+=("$child"); fi # it starts no others
-  fi
   if [[ -z $received ]]; then
     received=$1
-    if ((${#targets[@]})); then
-      kill -TERM "${targets[@]}" 2>/dev/null || true
+    kill -TERM "$child" 2>/dev/null || true
+    if ! $with_torchrun; then # which says itself what is stopped
       echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2 || true
-    else # torchrun still imports, or waits for other nodes: it ignores gentler signals
-      kill_quietly "$child"
-      echo 'stopping: no training process had started' >&2 || true
     fi
+  elif (($1 == 2)) && $with_torchrun; then
+    kill -INT "$child" 2>/dev/null || true
   elif (($1 == 2)); then
-    kill_quietly "${targets[@]}" "$child"
+    kill_quietly "$child"
   fi
-  kill -CONT "$child" 2>/dev/null || true
 }
 
 [[ -z ${DOCTOR:-} || $DOCTOR == 1 ]] || fail "DOCTOR is '$DOCTOR': set it to 1 to examine a run without starting it, or unset it"

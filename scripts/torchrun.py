@@ -1,19 +1,74 @@
 """torchrun without its traceback: exits with the code of the process that failed first, which has
 printed its error, or with 128 plus the number of the signal that ended this process.
 
-With --max_restarts, nodes come and go. An error of the user (exit code 2) then ends the run. On
-SIGTERM, this process waits for its workers, which get it too, and leaves the others to go on.
+A SIGTERM, SIGINT or SIGHUP goes to the processes that were started, as SIGTERM, on which they save
+a checkpoint. This process waits for them, and exits when they have ended.
+
+With --max_restarts, nodes come and go. An error of the user (exit code 2) then ends the run, and a
+signal this node only.
 """
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+IS_ELASTIC = "--max_restarts" in sys.argv
+stopping = False  # after the first signal
+
+
+def find_workers() -> set[int]:
+    """The children of this process that torch has started: they lead sessions."""
+    listings = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    children = {int(pid) for listing in listings for pid in listing.split()}
+    return {pid for pid in children if os.getsid(pid) == pid}
+
+
+def say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def stop(number: int, _frame: FrameType | None) -> None:
+    """Ends the processes and this one. A second SIGINT ends all at once; other repeated signals
+    change nothing, because batch systems send them more than once.
+
+    Torch itself would kill its processes after 30 s, even while they write a checkpoint. Where it
+    is still starting processes, it would leave those that it has not noted.
+    """
+    global stopping
+    workers = find_workers()
+    if stopping and number != signal.SIGINT:
+        return
+    if stopping or not workers:
+        if not stopping:  # torch waits for other nodes
+            say("stopping: no training process had started")
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(128 + number)
+    stopping = True
+    say("stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one")
+    for pid in workers:
+        os.kill(pid, signal.SIGTERM)
+    endings = [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) for pid in workers]
+    are_complete = all(ending is not None and ending.si_status == 0 for ending in endings)
+    if IS_ELASTIC or not are_complete:
+        raise SignalException("stopped", signal.Signals(number))
+    # Otherwise torch ends by itself, with the other nodes.
+
+
+# Before torch is imported, which takes seconds. A shell starts this with SIGINT ignored, and nohup
+# with SIGHUP.
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, stop)
 
 import atexit
 import gc
 import logging
-import os
-import signal
-import sys
-import time
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -27,7 +82,6 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 from torch.distributed.run import main
 
-SECONDS_TO_END = 30  # as torch gives them
 USER_ERROR_CODE = 2  # of utils.errors.run_main
 
 
@@ -41,53 +95,21 @@ class Agent(LocalElasticAgent):
         spec.rdzv_handler.shutdown = lambda: True
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # One of the methods by which torch's documentation extends an agent.
         result = super()._monitor_workers(worker_group)
-        if any(failure.exitcode == USER_ERROR_CODE for failure in result.failures.values()):
-            self._remaining_restarts = 0
+        failures = result.failures
+        if any(failure.exitcode == USER_ERROR_CODE for failure in failures.values()):
+            raise ChildFailedError("the processes", failures)
         return result
-
-
-def leave(number: int, _frame: FrameType | None) -> None:
-    """Waits for the workers, which save a checkpoint, and ends this process."""
-    for pid in find_workers():
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    raise SignalException("left the run", signal.Signals(number))
-
-
-def find_workers() -> set[int]:
-    """The children of this process that torch has started: they lead sessions."""
-    listings = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    children = {int(pid) for listing in listings for pid in listing.split()}
-    return {pid for pid in children if os.getsid(pid) == pid}
-
-
-def end_processes(number: signal.Signals) -> None:
-    """Ends the children of this process with `number`, and with SIGKILL those that go on.
-
-    A signal that comes while torch starts processes interrupts it before it has noted them: they
-    would run on without a parent.
-    """
-    signal.signal(number, signal.SIG_IGN)  # a second one would end this process only
-    left = find_workers()
-    for pid in left:
-        os.kill(pid, number)
-    end = time.monotonic() + SECONDS_TO_END
-    while left:
-        if time.monotonic() > end:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-        left = {pid for pid in left if os.waitpid(pid, os.WNOHANG) == (0, 0)}
-        time.sleep(0.05)
 
 
 atexit.register(gc.freeze)  # as bert_recipe/utils/errors.py does
 for name in ("multiprocessing.api", "agent.server.api"):
     logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-if "--max_restarts" in sys.argv:
+if IS_ELASTIC:
     api.LocalElasticAgent = Agent
-    signal.signal(signal.SIGTERM, leave)
 try:
-    main()
+    main(["--signals_to_handle", "SIGQUIT", *sys.argv[1:]])
 except ChildFailedError as error:
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
@@ -103,7 +125,5 @@ except RendezvousConnectionError:
         file=sys.stderr,
     )
     sys.exit(USER_ERROR_CODE)
-except SignalException as stop:  # torch has passed it to the processes that it had noted
-    end_processes(stop.sigval)
-    print(f"{stop.sigval.name}: all processes of this machine have ended", file=sys.stderr)
-    sys.exit(128 + stop.sigval)
+except SignalException as stopped:
+    sys.exit(128 + stopped.sigval)

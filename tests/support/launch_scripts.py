@@ -57,12 +57,23 @@ if "FAKE_LOGS" in os.environ:
         log.write("DLLL")
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
     import signal, subprocess, time
-    if "--no_python" in arguments:  # torchrun: the workers run, it waits
-        if "FAKE_WAITS_FOR_NODES" in os.environ:
+    if "--nproc_per_node" in arguments:  # torchrun: the worker runs, it waits
+        worker = None
+        if "FAKE_WAITS_FOR_NODES" not in os.environ:
+            programs = ("run_squad.py", "run_pretraining.py")
+            start = next(i for i, word in enumerate(arguments) if word.endswith(programs))
+            worker = subprocess.Popen([sys.argv[0], *arguments[start:]], start_new_session=True)
+        def forward(*_):
+            if worker is None:
+                print("no training process had started", flush=True)
+                os._exit(143)
+            print("stopping after", flush=True)
+            worker.terminate()
+        signal.signal(signal.SIGTERM, forward)
+        if worker is None:
             open(running, "w").close()
             time.sleep(120)
-        words = arguments[arguments.index("--no_python") + 1 :]
-        sys.exit(subprocess.Popen(words, start_new_session=True).wait())
+        sys.exit(worker.wait())
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         sys.exit("this process ignores SIGTERM from its start")
     def stop(*_):
