@@ -174,7 +174,7 @@ def derive(command: str, argv: Sequence[str]) -> None:
             target = folder / path.relative_to(source.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        names = [each.name for each in sources]
+        names = [source.name for source in sources]
         base = names[0] if len(names) == 1 else None
         write_derived_card(folder, args.folder.name, parser.prog, names, base)
     print_line(f"wrote {len(weights)} tensors to {args.folder}")

@@ -81,16 +81,16 @@ REFUSED = (
 )
 
 
-def describe(found: ScoreDifference) -> str:
+def describe(one: ScoreDifference) -> str:
     """A score before and after, with the interval of the difference and what it says."""
-    difference = found.difference
+    difference = one.difference
     before, after = map(percent, difference.means)
     verdict = "no difference is shown"
     if difference.is_shown:
         verdict = "better" if difference.value > 0 else "the model became WORSE"
     return (
-        f"{found.title} {before} before, {after} after: {points(difference.value)} points (95% "
-        f"interval {interval_text(difference)}, p {p_value_text(difference)}, {found.num_rows:,} "
+        f"{one.title} {before} before, {after} after: {points(difference.value)} points (95% "
+        f"interval {interval_text(difference)}, p {p_value_text(difference)}, {one.num_rows:,} "
         f"rows): {verdict}"
     )
 

@@ -144,26 +144,26 @@ def largest_difference(path: Path, batch: Any, expected: Any) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    feed = {each.name: batch[each.name].numpy() for each in session.get_inputs()}
-    (found,) = session.run(None, feed)
-    return float(abs(found - expected).max())
+    feed = {tensor.name: batch[tensor.name].numpy() for tensor in session.get_inputs()}
+    (outputs,) = session.run(None, feed)
+    return float(abs(outputs - expected).max())
 
 
 def outside_of_the_file(folder: Path) -> list[str]:
     """What the user of the ONNX file has to do, because the model of `folder` does it, too."""
-    found = []
+    advice = []
     if (folder / MODULES_FILE).is_file():
         settings = EmbeddingSettings.read(folder)
         prompts = {name: text for name, text in settings.prompts.items() if text}
         if prompts:
             shown = ", ".join(f"{name} {text!r}" for name, text in prompts.items())
-            found.append(f"put the prompts before the texts ({shown})")
+            advice.append(f"put the prompts before the texts ({shown})")
         if settings.do_lower_case:
-            found.append("lower-case the texts")
+            advice.append("lower-case the texts")
     temperature = read_temperature(folder)
     if temperature != 1:
-        found.append(f"divide the logits by {temperature:.4g}, of {CALIBRATION_FILE}")
-    return found
+        advice.append(f"divide the logits by {temperature:.4g}, of {CALIBRATION_FILE}")
+    return advice
 
 
 def quantize(target: Path) -> None:

@@ -64,10 +64,10 @@ def read_manifest(folder: Path) -> dict[str, JsonObject]:
     """
     path = folder / MANIFEST_FILE
     content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
-    found = (content["format_version"], content["block_size"])
-    if found not in [(version, HASH_BLOCK) for version in READ_VERSIONS]:
+    layout = (content["format_version"], content["block_size"])
+    if layout not in [(version, HASH_BLOCK) for version in READ_VERSIONS]:
         raise UserError(
-            f"{path} has format and block_size {found}, not {(FORMAT_VERSION, HASH_BLOCK)}: use "
+            f"{path} has format and block_size {layout}, not {(FORMAT_VERSION, HASH_BLOCK)}: use "
             "the version that wrote it"
         )
     entry = {"size": int, "sha256": list[str]}

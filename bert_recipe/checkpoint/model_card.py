@@ -140,8 +140,8 @@ class ModelCard:
             return TASKS[EMBEDDINGS]
         if self.is_fitted:
             return TASKS[CLASSIFIER]
-        found = (task for ending, task in TASKS.items() if self.architecture.endswith(ending))
-        return next(found, None)
+        tasks = (task for ending, task in TASKS.items() if self.architecture.endswith(ending))
+        return next(tasks, None)
 
     @property
     def finite_scores(self) -> dict[str, float]:
@@ -368,8 +368,8 @@ def is_replaceable(path: Path) -> bool:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    body, own, signature = text.rpartition(OWN)
-    return bool(own) and signature == f"{digest(body)} -->\n"
+    body, mark, signature = text.rpartition(OWN)
+    return bool(mark) and signature == f"{digest(body)} -->\n"
 
 
 def write_card(folder: Path, card: ModelCard) -> None:

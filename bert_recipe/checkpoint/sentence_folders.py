@@ -48,9 +48,9 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if not path.is_file():
         return {}, None
     kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
-    found = read_json(path, "the prompts", kind)
-    default = found["default_prompt_name"]
-    named = {name: text or "" for name, text in (found["prompts"] or {}).items()}
+    values = read_json(path, "the prompts", kind)
+    default = values["default_prompt_name"]
+    named = {name: text or "" for name, text in (values["prompts"] or {}).items()}
     if default:  # an empty prompt takes the place of the default one
         return dict.fromkeys(PROMPTS, "") | named, default
     return {name: text for name, text in named.items() if text}, default

@@ -352,11 +352,11 @@ class TrainState:
                 tensor = tensors.get(f"{name}.{key}")
                 if tensor is None:
                     continue
-                own_shape, start = shape, 0  # those of this rank's rows
+                local_shape, start = shape, 0  # those of this rank's rows
                 if owner == "rows":
-                    own_shape = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
+                    local_shape = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
                     start = self.parallel.row_start(name)
-                value = torch.empty(own_shape, dtype=torch.float32, device=p.device)
+                value = torch.empty(local_shape, dtype=torch.float32, device=p.device)
                 copy_rows(value, start, tensor)
                 state = self.parallel.optimizer_state(self.optimizer, name)
                 if key in state:  # keep the tensor: another object may own its memory
@@ -478,8 +478,8 @@ def open_state(
     for name, shape in shapes.items():
         if name not in tensors:
             continue
-        found = (list(tensors[name].shape), tensors[name].dtype)
+        actual = (list(tensors[name].shape), tensors[name].dtype)
         expected = (list(shape), torch.float32)
-        if found != expected:
-            raise UserError(f"{path}: {name} is {found}, expected {expected}: {ADVICE}")
+        if actual != expected:
+            raise UserError(f"{path}: {name} is {actual}, expected {expected}: {ADVICE}")
     return tensors

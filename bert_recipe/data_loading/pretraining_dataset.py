@@ -231,14 +231,14 @@ def check_data(
     loader: LoaderConfig,
 ) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
-    for flag, wanted, found in (
+    for flag, wanted, stored in (
         ("--max-seq-length", loader.max_seq_length, dataset.sequence_length),
         ("--max-predictions-per-seq", loader.max_masked, dataset.max_labelled_per_sample),
     ):
-        if wanted and found and wanted != found:
+        if wanted and stored and wanted != stored:
             raise UserError(
-                f"{dataset.folder} was made with {flag} {found}, and this run has {wanted}: give "
-                f"{flag} {found}"
+                f"{dataset.folder} was made with {flag} {stored}, and this run has {wanted}: give "
+                f"{flag} {stored}"
             )
     what = f"the sequence length of the shards in {dataset.folder},"
     check_length(what, dataset.sequence_length, bert_config)

@@ -30,10 +30,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have: torch's would lose the attributes of subclasses."""
-        own_attributes = {
-            name: value for name, value in vars(self).items() if not name.startswith("_")
-        }
-        return super().__getstate__() | own_attributes
+        attributes = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return super().__getstate__() | attributes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

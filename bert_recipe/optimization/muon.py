@@ -158,7 +158,7 @@ class NorMuon(Muon):
         moment = joined(moments)
         mean = update.square().mean(dim=1, keepdim=True)
         moment = moment + (mean - moment) * (0.05 * weight)
-        torch._foreach_copy_(moments, moment.split([len(each) for each in moments]))
+        torch._foreach_copy_(moments, moment.split([len(part) for part in moments]))
         super()._apply(batch, update / ((moment * size).sqrt() + 1e-8), weight)
 
 

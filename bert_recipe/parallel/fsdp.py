@@ -107,10 +107,10 @@ def check_tied_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None
             block_of_module.setdefault(module, block)
     block_of_parameter: dict[nn.Parameter, nn.Module | None] = {}
     for prefix, module in model.named_modules():
-        own_block = block_of_module.get(module)  # None: the rest of the model
+        containing_block = block_of_module.get(module)  # None: the rest of the model
         for name, p in module.named_parameters(prefix, recurse=False):
-            first_block = block_of_parameter.setdefault(p, own_block)
-            if first_block is not own_block:
+            first_block = block_of_parameter.setdefault(p, containing_block)
+            if first_block is not containing_block:
                 raise UserError(
                     f"parameter {name} is shared by modules that are gathered separately: leave "
                     "out the blocks with it"

@@ -15,7 +15,9 @@ MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
 
 def is_blank(text: str) -> bool:
     """Whether a text has nothing to see: only spaces, and characters of control or format."""
-    return all(unicodedata.category(each) in ("Cc", "Cf", "Zs", "Zl", "Zp") for each in text)
+    return all(
+        category in ("Cc", "Cf", "Zs", "Zl", "Zp") for category in map(unicodedata.category, text)
+    )
 
 
 def warn_of_contradictions(

@@ -90,8 +90,8 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
 def visible(label: str) -> str:
     """What a reader sees of `label`: without variants of characters, and with simple spaces."""
     text = re.sub("[\ufe00-\ufe0f]", "", unicodedata.normalize("NFKC", label))  # of emojis
-    hidden = ("Cc", "Cf")
-    text = "".join(each for each in text if unicodedata.category(each) not in hidden)
+    shown = (character for character in text if unicodedata.category(character) not in ("Cc", "Cf"))
+    text = "".join(shown)
     return " ".join(text.split())
 
 

@@ -36,8 +36,8 @@ class WordStarts:
             is_partial = self.is_partial_V[input_ids] & is_text
             is_doubtful = is_partial[:, 1:] | is_partial[:, :-1]
             for row in np.flatnonzero(is_partial.any(axis=1)):
-                found = self._continues_in_text(input_ids[row], is_text[row])
-                np.copyto(continues[row], found, where=is_doubtful[row])
+                is_continued = self._continues_in_text(input_ids[row], is_text[row])
+                np.copyto(continues[row], is_continued, where=is_doubtful[row])
         begins_word = is_text.copy()
         begins_word[:, 1:] &= ~(continues & is_text[:, :-1])
         return begins_word

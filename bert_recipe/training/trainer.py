@@ -134,9 +134,9 @@ class Trainer:
         self.window.restart()
         while state.step < self.last_step and not self.is_exhausted:
             started = time.perf_counter()
-            own_batch = self._next(batches)
+            local_batch = self._next(batches)
             waited = time.perf_counter() - started
-            batch, stats, max_micro_batches, stops = self._exchange(own_batch, self._wants_stop())
+            batch, stats, max_micro_batches, stops = self._exchange(local_batch, self._wants_stop())
             with self.profile.around(state.step + 1):
                 with self._compiling():
                     sums = self.training_step(batch, stats, max_micro_batches)

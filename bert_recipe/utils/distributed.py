@@ -60,9 +60,9 @@ class DistributedContext(RankEnvironment):
         """The rows of all ranks, in the order of ranks, and the index of this rank's first row."""
         if self.world_size == 1:
             return rows, 0
-        own_counts = [0] * self.world_size
-        own_counts[self.rank] = len(rows)
-        counts = [int(count) for count in self.all_reduce_sum(own_counts)]  # of each rank
+        local_counts = [0] * self.world_size
+        local_counts[self.rank] = len(rows)
+        counts = [int(count) for count in self.all_reduce_sum(local_counts)]  # of each rank
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]

@@ -133,7 +133,7 @@ def dataclass_from_json(kind: Any, value: JsonObject, where: str) -> Any:
             raise UserError(
                 f"{where}: {field.name} is missing: correct the file, or fetch it again"
             )
-    types = {name: each for name, each in type_hints(kind).items() if name in value}
+    types = {name: field_kind for name, field_kind in type_hints(kind).items() if name in value}
     return kind(**values_from_json(types, value, where))
 
 

@@ -30,7 +30,7 @@ def named_class(value: Any, names: list[str]) -> Any:
     is no label.
     """
     if isinstance(value, list):
-        return [named_class(each, names) for each in value]
+        return [named_class(member, names) for member in value]
     if type(value) is not int or value >= len(names):
         return value
     return names[value] if value >= 0 else None

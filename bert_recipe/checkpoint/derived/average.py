@@ -22,8 +22,8 @@ def average(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
     expected = surroundings_of(first)
     shapes = shapes_of(first.tensors)
     for folder in others:
-        found = surroundings_of(folder)
-        different = [name for name, value in expected.items() if found[name] != value]
+        actual = surroundings_of(folder)
+        different = [name for name, value in expected.items() if actual[name] != value]
         if different or shapes_of(folder.tensors) != shapes:
             what = f"another {different[0]}" if different else "other tensors"
             raise UserError(f"{folder} has {what} than {first}: average models of one kind")

@@ -144,10 +144,10 @@ def find_file(source: Path, suffix: str) -> Path:
         return source
     if len(files) == 1:
         return files[0]
-    found = ", ".join(path.name for path in files) or "none"
+    names = ", ".join(path.name for path in files) or "none"
     raise UserError(
         f"{source}: expected the file {source.name}{suffix}, or a folder with one *{suffix}: found "
-        f"{found}"
+        f"{names}"
     )
 
 

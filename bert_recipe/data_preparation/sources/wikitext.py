@@ -391,10 +391,10 @@ def references_level_after(heading: str, level: int) -> int:
     match = HEADING.fullmatch(heading)
     if match is None:  # the caller gives headings only
         return level
-    own_level = len(match[1])
-    if level and own_level > level:
+    heading_level = len(match[1])
+    if level and heading_level > level:
         return level
-    return own_level if match[2].strip("' ").lower() in REFERENCE_HEADINGS else 0
+    return heading_level if match[2].strip("' ").lower() in REFERENCE_HEADINGS else 0
 
 
 # The character classes do not overlap and the quantifiers are possessive, so there is no

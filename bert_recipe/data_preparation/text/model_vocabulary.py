@@ -65,7 +65,7 @@ def change_vocabulary(
         if options.extend:
             words = most_split_words(paths, old, options.add, bar.update)
             file_name, content = extended_vocabulary(old, [word for word, _, _ in words])
-            rows = ["word\toccurrences\tpieces", *("\t".join(map(str, each)) for each in words)]
+            rows = ["word\toccurrences\tpieces", *("\t".join(map(str, word)) for word in words)]
             write_atomically(folder / "new_words.tsv", "\n".join(rows) + "\n")
             counts["words_added"] = len(words)
         else:

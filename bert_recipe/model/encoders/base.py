@@ -116,10 +116,10 @@ class PreTrainedModel(nn.Module, ABC):
     def __init__(self, config: ModelConfig):
         super().__init__()
         if not isinstance(config, ModelConfig):
-            own_config = type(self).config_class.__name__
+            config_class = type(self).config_class.__name__
             raise TypeError(
-                f"{type(self).__name__} takes bert_recipe's {own_config}, not {type(config)}: of "
-                f"transformers' config make {own_config}.from_dict(config.to_dict())"
+                f"{type(self).__name__} takes bert_recipe's {config_class}, not {type(config)}: of "
+                f"transformers' config make {config_class}.from_dict(config.to_dict())"
             )
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class

@@ -47,8 +47,8 @@ def dropout_mask(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
     parts = np.split(mask.view(-1).numpy(), range(MASK_CHUNK, mask.numel(), MASK_CHUNK))
     seed = int(torch.randint(2**63 - 1, ()))
     threads = min(torch.get_num_threads(), len(parts))
-    each = thread_pool(threads).map if threads > 1 else map
-    list(each(partial(fill_mask, seed, dropped), range(len(parts)), parts))
+    map_ = thread_pool(threads).map if threads > 1 else map
+    list(map_(partial(fill_mask, seed, dropped), range(len(parts)), parts))
     return mask.to(MASK_DTYPES[states.element_size()]), 2**16 / (2**16 - dropped)
 
 

@@ -41,8 +41,8 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
         def varies(values: np.ndarray) -> bool:
             return np.ptp(values) > 1e-6 * np.abs(values).max()
 
-        return lambda labels, found: (
-            function(labels, found)[0] if np.ptp(labels) and varies(found) else math.nan
+        return lambda labels, predictions: (
+            function(labels, predictions)[0] if np.ptp(labels) and varies(predictions) else math.nan
         )
 
     return {

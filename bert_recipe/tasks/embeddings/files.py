@@ -225,9 +225,9 @@ def samples_of(
     counts = [len(group.negatives) for _, group in groups]
     if num_negatives is None and any(group.has_list for _, group in groups):
         least, most = min(counts), max(counts)
-        found = f"{least}" if least == most else f"{least} to {most}"
+        shown = f"{least}" if least == most else f"{least} to {most}"
         raise UserError(
-            f"{file.path}: its rows have lists of {found} negatives: say how many of them a sample "
+            f"{file.path}: its rows have lists of {shown} negatives: say how many of them a sample "
             f"has, such as --num-negatives {least}"
         )
     for number, group in groups:

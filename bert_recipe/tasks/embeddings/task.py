@@ -275,8 +275,8 @@ class GlobalBatch(BatchForward):
 
     def _gather_labels(self, micro_batches: Sequence[MicroBatch], name: str) -> Tensor:
         """The labels of all ranks' samples, [n, k], on the device."""
-        own_labels_N = torch.cat([batch[name][: batch["num_sequences"]] for batch in micro_batches])
-        labels_N, _ = self.runtime.distributed.gather_rows(own_labels_N)
+        parts = [batch[name][: batch["num_sequences"]] for batch in micro_batches]
+        labels_N, _ = self.runtime.distributed.gather_rows(torch.cat(parts))
         if self.runtime.device.type == "cuda":
             labels_N = labels_N.pin_memory()
         labels_nk = labels_N.view(-1, self.task.options.sequences_per_sample)

@@ -47,7 +47,7 @@ def entity_scores(
     in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a type they
     are None.
     """
-    correct = [true & found for true, found in zip(expected, predicted, strict=True)]
+    correct = [true & guessed for true, guessed in zip(expected, predicted, strict=True)]
     numbers = [
         Counter(kind for kind, _, _ in itertools.chain(*spans))
         for spans in (correct, predicted, expected)

@@ -108,12 +108,12 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     return tags_of(entities(tags), [(place, place + 1) for place in range(len(tags))])
 
 
-def tags_of(found: Iterable[Entity], bounds: Sequence[tuple[int, int]]) -> list[str]:
+def tags_of(spans: Iterable[Entity], bounds: Sequence[tuple[int, int]]) -> list[str]:
     """B- and I- tags of units with `bounds`, in order, in which the entities are given: a unit
     belongs to the first entity that it overlaps.
     """
     tags = []
-    remaining = iter(sorted(found, key=lambda entity: entity[1:]))
+    remaining = iter(sorted(spans, key=lambda entity: entity[1:]))
     entity, is_first = next(remaining, None), True
     for start, stop in bounds:
         while entity is not None and entity[2] <= start:

@@ -182,9 +182,9 @@ def paragraphs_of(
     for number, value in enumerate(articles):
         where = f"{start}data[{number}]"
         article = checked(ARTICLE, value, where, bad)
-        for index, each in enumerate(article["paragraphs"] if article else []):
+        for index, paragraph_values in enumerate(article["paragraphs"] if article else []):
             place = f"{where}: paragraphs[{index}]"
-            if paragraph := checked(PARAGRAPH, each, place, bad):
+            if paragraph := checked(PARAGRAPH, paragraph_values, place, bad):
                 yield place, paragraph
 
 
@@ -290,7 +290,9 @@ def plain_question(entry: Any) -> Any:
     answers = entry.get("answers") or []
     if isinstance(answers, list):
         entry["answers"] = [
-            each for each in answers if not (isinstance(each, dict) and each.get("text") == "")
+            answer
+            for answer in answers
+            if not (isinstance(answer, dict) and answer.get("text") == "")
         ]
     return entry
 
