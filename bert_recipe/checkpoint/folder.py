@@ -315,11 +315,17 @@ def find_model_folder(
         raise UserError(
             f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path"
         )
-    if takes_best and (step := best_step_of(newest)) is not None:
-        raise UserError(
-            f"{best}, the link to {step}, the best step, is gone: restore it, or name the folder "
-            f"of a step"
-        )
+    step = best_step_of(newest) if takes_best else None
+    if step is not None:  # the link is gone, as in a copy without links
+        model = path / str(step)
+        if not has_weights(model):
+            raise UserError(
+                f"{model}, the step with the best score, is gone: restore it, or name the folder "
+                f"of a step"
+            )
+        verify_checkpoint(model, with_state=False)
+        log(f"{path}: using {step}, the model with the best score")
+        return model
     log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
 

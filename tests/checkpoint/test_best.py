@@ -11,7 +11,7 @@ import transformers
 from conftest import read_json
 from small_runs import evaluations, files_of, resuming, steps_folder, steps_in, train
 
-from bert_recipe.checkpoint.folder import is_valid, verify_checkpoint
+from bert_recipe.checkpoint.folder import find_model_folder, is_valid, verify_checkpoint
 from bert_recipe.utils.errors import UserError
 
 # The loss rises after the first evaluations.
@@ -57,6 +57,10 @@ def test_the_best_step_is_kept_without_its_optimizer_and_loads_everywhere(inputs
     shutil.copytree(whole, tmp_path / "copy")  # follows links
     for path in (folder / "best", steps_folder(tmp_path / "copy") / "best"):
         transformers.AutoModelForPreTraining.from_pretrained(path)
+    without_links = steps_folder(tmp_path / "without links")
+    shutil.copytree(folder, without_links, ignore=shutil.ignore_patterns("best"))
+    assert find_model_folder(without_links) == without_links / str(best)
+    assert find_model_folder(without_links, takes_best=False) == without_links / "8"
     longer = ("--max-steps", 9, *resuming(tmp_path / "copy"))
     train(command(inputs, tmp_path / "copy", *longer))
     assert best_of(tmp_path / "copy") == lowest(tmp_path / "copy")

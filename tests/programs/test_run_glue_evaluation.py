@@ -46,7 +46,7 @@ def test_a_best_model_that_is_damaged_or_gone_ends_a_resumed_run(files, tmp_path
         weights.write_bytes(weights.read_bytes()[:-2] + b"\0\1")
     else:
         shutil.rmtree(folder / "1")
-        with pytest.raises(UserError, match="best, the link to 1, the best step, is gone"):
+        with pytest.raises(UserError, match="1, the step with the best score, is gone"):
             find_model_folder(folder)
     with pytest.raises(UserError, match=r"1/model.*is damaged|1, the best model .*, is gone"):
         run(files, tmp_path, *flags)
