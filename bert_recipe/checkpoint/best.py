@@ -9,11 +9,9 @@ from pathlib import Path
 from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
     MANIFEST_FILE,
-    STATE_SUFFIXES,
     has_weights,
-    link_part_of_step,
+    link_model,
     model_digest,
-    read_manifest,
     verify_checkpoint,
 )
 from bert_recipe.checkpoint.model_card import copy_card
@@ -105,9 +103,8 @@ def take_best(source: Path, step: Path) -> None:
     """
     if is_same_path(source, step):
         return
-    names = [name for name in read_manifest(source) if not name.endswith(STATE_SUFFIXES)]
     with atomic_folder(step) as temporary:
-        link_part_of_step(temporary, source, {name: name for name in names}, has_state=False)
+        link_model(temporary, source)
         copy_card(source, temporary, step)
 
 

@@ -38,11 +38,8 @@ PROBE = "probe"  # in the folder of steps, for a moment; its processes look for 
 BEST_FOLDER = "best"  # in the folder of steps: a link to the one with the best score, see best.py
 SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
-AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
 # Of the files that only a run that resumes reads, and that a published model need not have.
-STATE_SUFFIXES = (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX, AVERAGES_SUFFIX)
-# in the folder of steps: the model with the averaged weights of the newest checkpoint
-AVERAGES_FOLDER = "ema"
+STATE_SUFFIXES = (OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
 INDEX_SUFFIX = ".index.json"
 PICKLED_FILE = "pytorch_model.bin"  # of older versions of transformers
 WEIGHT_FILES = (MODEL_FILE, PICKLED_FILE)  # either may be sharded, with an index
@@ -109,27 +106,24 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> JsonObject:
     return {"format_version": FORMAT_VERSION, "block_size": HASH_BLOCK, "files": files}
 
 
-def link_part_of_step(
-    folder: Path, step: Path, sources: dict[str, str], has_state: bool = True
-) -> None:
-    """Fills the new model folder `folder` with files of the checkpoint `step`, as hard links where
-    possible, and writes its manifest. sources: their names there. has_state: False in the folder
-    of a step that no run can resume.
+def link_model(folder: Path, step: Path) -> None:
+    """Fills the new folder `folder` with the model of the checkpoint `step`, as hard links where
+    possible, and writes its manifest, which says that no run can resume it.
     """
-    for name, source in sources.items():
+    files = {
+        name: file
+        for name, file in read_manifest(step).items()
+        if not name.endswith(STATE_SUFFIXES)
+    }
+    for name in files:
         target = folder / name
         target.parent.mkdir(exist_ok=True)
         try:
-            target.hardlink_to(step / source)
+            target.hardlink_to(step / name)
         except OSError:  # a file system without hard links
-            shutil.copy2(step / source, target)
+            shutil.copy2(step / name, target)
     manifest = read_json(step / MANIFEST_FILE, "the manifest")
-    files = read_manifest(step)
-    write_json(
-        folder / MANIFEST_FILE,
-        manifest
-        | {"files": {name: files[old] for name, old in sources.items()}, HAS_STATE: has_state},
-    )
+    write_json(folder / MANIFEST_FILE, manifest | {"files": files, HAS_STATE: False})
 
 
 def model_digest(folder: Path) -> str:
@@ -223,10 +217,8 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
 
 
 def is_of_run(folder: Path) -> bool:
-    """Whether a model folder is a step of a run, or its best or averaged model, where the run has
-    written it.
-    """
-    if not (is_step(folder.name) or folder.name in (BEST_FOLDER, AVERAGES_FOLDER)):
+    """Whether a model folder is a step of a run or its best model, where the run wrote it."""
+    if not (is_step(folder.name) or folder.name == BEST_FOLDER):
         return False
     return any(folder.parent.glob(f"[0-9]*/{MANIFEST_FILE}"))
 
@@ -353,7 +345,7 @@ def remove_leftovers(parent: Path) -> None:
     """
     for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
         name = path.name.partition(TEMPORARY_SUFFIX)[0]
-        if is_step(name) or name in (PROBE, BEST_FOLDER, AVERAGES_FOLDER):
+        if is_step(name) or name in (PROBE, BEST_FOLDER):
             remove(path)
 
 
@@ -391,15 +383,15 @@ def remove_old_checkpoints(
 
 
 def remove_state(folder: Path) -> None:
-    """Removes the optimizer state of a checkpoint, and the averages of the weights. Its manifest
-    changes first, so that it is a valid model at any time.
+    """Removes the optimizer state of a checkpoint. Its manifest changes first, so that it is a
+    valid model at any time.
     """
-    suffixes = (OPTIMIZER_SUFFIX, AVERAGES_SUFFIX)
     path = folder / MANIFEST_FILE
     manifest = read_json(path, "the manifest", {"files": JsonObject})
-    left = {name: file for name, file in manifest["files"].items() if not name.endswith(suffixes)}
+    files = manifest["files"].items()
+    left = {name: file for name, file in files if not name.endswith(OPTIMIZER_SUFFIX)}
     if left != manifest["files"]:
         write_json(path, manifest | {"files": left, HAS_STATE: False})
     for file in folder.iterdir():
-        if file.name.endswith(suffixes):
+        if file.name.endswith(OPTIMIZER_SUFFIX):
             file.unlink()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import (
-    AVERAGES_FOLDER,
     BEST_FOLDER,
     SEED_FOLDER,
     checkpoint_steps,
@@ -159,7 +158,7 @@ def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | 
         )
     if steps := checkpoint_steps(folder):
         print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
-    for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
+    for name in (BEST_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
     for name in (PREDICTED_BY_FILE, *OLD_FILES, *result_files):
         (folder / name).unlink(missing_ok=True)

@@ -19,10 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_recipe.checkpoint.averages import WeightAverages, publish_averages
 from bert_recipe.checkpoint.best import find_best, link_best, take_best
 from bert_recipe.checkpoint.folder import (
-    AVERAGES_SUFFIX,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
     PROBE,
@@ -48,7 +46,6 @@ from bert_recipe.checkpoint.weights import (
     check_loaded,
     checkpoint_shapes,
     copy_rows,
-    folder_shapes,
     load_weights,
     unused_pooler,
 )
@@ -92,7 +89,6 @@ class TrainState:
         untrained: Collection[str] = (),
     ):
         self.run, self.record, self.prefix = run, run.record, run.settings.prefix
-        self.averages: WeightAverages | None = None  # once the weights are loaded
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
         self.loss_scale, self.distributed = loss_scale, distributed
         self.identity = run.record.identity  # with what only the resumed checkpoint knows
@@ -165,11 +161,6 @@ class TrainState:
         for name, tensor in self.pooler.items():
             rows = tensor if self.distributed.is_main else tensor[:0]
             tensors[MODEL_FILE].append(TensorRows(name, tuple(tensor.shape), rows))
-        if self.averages is not None:
-            averages = self.averages.tensors
-            tensors[prefix + AVERAGES_SUFFIX] = [
-                self._rows(name, name, tensor) for name, tensor in averages.items()
-            ]
         config, architecture = self.model.config, self.model.architecture
         progress, parts = self._progress(), self.run.parts
         return Checkpoint(
@@ -233,9 +224,6 @@ class TrainState:
                 self._resume(folder, progress)
             else:
                 self._continue_with_warmup(folder, progress)
-        decay = self.run.settings.trainer.ema
-        if decay is not None:
-            self._start_averages(folder if kind is StartKind.RESUMED else None, decay)
 
     def _resolve_start(self) -> tuple[StartKind, ModelFolder | None]:
         """What the run takes over, and from which folder, which all ranks see; None for random
@@ -370,19 +358,6 @@ class TrainState:
         self.pooler = unused_pooler(self.model, folder.tensors, device)
         load_weights(self.parallel, folder, self._log)
 
-    def _start_averages(self, checkpoint: ModelFolder | None, decay: float) -> None:
-        """The averages in the resumed checkpoint; without any, they start at the weights."""
-        self.averages = WeightAverages(self.parallel, decay)
-        if checkpoint is None:
-            return
-        path = checkpoint.path / (self.prefix + AVERAGES_SUFFIX)
-        if path.is_file():
-            self.averages.load(open_state(path, folder_shapes(self.model)))
-        else:
-            self._log(
-                f"note: {checkpoint} has no averages of the weights: they start at its weights"
-            )
-
     def claim_folder(self) -> None:
         """Before the first step: creates and locks the folder of this run, and with --overwrite
         removes another run from it. Raises UserError, without a change of the folder, if another
@@ -408,9 +383,6 @@ class TrainState:
             if self.best_folder is not None:
                 take_best(self.best_folder, folder / str(self.best_step))
             link_best(folder, self.best_step)
-            resumed = folder / str(self.step)
-            if resumed.is_dir():
-                publish_averages(resumed, self.prefix)
 
         probe = self.distributed.on_main(lock)  # a file that all ranks must see
         try:

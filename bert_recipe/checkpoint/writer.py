@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bert_recipe.checkpoint.averages import publish_averages
 from bert_recipe.checkpoint.best import link_best
 from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
@@ -243,7 +242,7 @@ class CheckpointWriter:
         folder = parent / str(checkpoint.step)
         temporary = parent / temporary_name
         if self._agree(self.distributed.is_main and is_written(checkpoint, folder)):
-            self._publish_links(folder, checkpoint)
+            self._link_best(folder, checkpoint)
             return
         layouts = file_layouts(checkpoint)
         parts = [
@@ -308,7 +307,7 @@ class CheckpointWriter:
         text = json.dumps(manifest, indent=1) + "\n"
         (temporary / MANIFEST_FILE).write_text(text, encoding="utf-8")
         publish_folder(temporary, folder)
-        self._publish_links(folder, checkpoint)
+        self._link_best(folder, checkpoint)
         self.prune(folder.parent, checkpoint.step)
 
     def prune(self, parent: Path, step: int) -> None:
@@ -318,11 +317,9 @@ class CheckpointWriter:
         remove_old_checkpoints(parent, step, KEPT_CHECKPOINTS, self.keep_every)
         remove_old_files(parent)
 
-    def _publish_links(self, folder: Path, checkpoint: Checkpoint) -> None:
-        """Those beside the checkpoint: the best step, and the model with the averages."""
+    def _link_best(self, folder: Path, checkpoint: Checkpoint) -> None:
         if self.distributed.is_main:
             link_best(folder.parent, checkpoint.progress.get("best_step"))
-            publish_averages(folder, checkpoint.prefix)
 
     def _agree(self, flag: bool) -> bool:
         """Whether `flag` is true on any writer."""

@@ -16,7 +16,6 @@ from bert_recipe.utils.command_line import (
     REQUIRED,
     bounded_float,
     bounded_int,
-    fraction_below_one,
     non_negative_int,
     option,
     positive_float,
@@ -124,16 +123,6 @@ class TrainerConfig:
         None,
         "keep the checkpoints whose step is a multiple of this, besides the newest three",
         needs=TRAIN,
-    )
-    ema: float | None = option(
-        "--ema",
-        fraction_below_one,
-        None,
-        "save the exponential moving average of the weights with this decay, too, as the model "
-        "folder ema, and evaluate it on --eval-dir",
-        excludes=("--benchmark",),
-        result=True,
-        only=PRE_TRAINING,
     )
     freeze_layers: int | None = option(
         "--freeze-layers",

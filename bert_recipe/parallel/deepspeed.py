@@ -84,7 +84,6 @@ def refused_flags(config: RunConfig) -> list[str]:
         "--fp8": config.precision.fp8,
         "--deterministic": config.runtime.deterministic,
         "--profile-update": trainer.profile_update is not None,
-        "--ema": trainer.ema is not None,
         "--freeze-layers": trainer.freeze_layers is not None,
         "--layerwise-lr-decay": config.optimizer.layerwise_lr_decay != 1,
         f"--optimizer {config.optimizer.name}": config.optimizer.name in EXPERIMENTAL_OPTIMIZERS,

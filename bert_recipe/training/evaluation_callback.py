@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import cast
 
-from bert_recipe.checkpoint.averages import WeightAverages
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.metrics.text import format_metrics
@@ -18,7 +17,7 @@ from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 
 
 class Evaluations(Callback):
-    """Evaluates the weights, and their average, at the steps of the run.
+    """Evaluates the weights at the steps of the run.
 
     best: keeps the best checkpoint, or None. results: the metrics of the last evaluation.
     at_start: those of the starting weights, if they were evaluated for the log.
@@ -80,26 +79,14 @@ class Evaluations(Callback):
         return is_due(step, run.eval_steps, run.max_steps)
 
     def evaluate(self) -> None:
-        """Evaluates the weights, and their average, and keeps the model if it is the best."""
+        """Evaluates the weights, and keeps the model if it is the best."""
         state = self.state
         scores = self._scores()
-        metrics = scores
         text = f"{state.place(self.run.max_steps)}  evaluation: {format_metrics(scores)}"
-        if state.averages is not None and state.step > 0:
-            averaged = self._scores_of_average(state.averages)
-            metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
-            text += f"  of the average: {format_metrics(averaged)}"
-        self.results = {f"eval_{name}": value for name, value in metrics.items()}
+        self.results = {f"eval_{name}": value for name, value in scores.items()}
         self.reporter.log(state.epoch_and_step, self.results, text)
         if self.best is not None and self._selects():
             self._keep_best(self.best, scores)
-
-    def _scores_of_average(self, averages: WeightAverages) -> dict[str, float]:
-        averages.exchange()
-        try:
-            return self._scores()
-        finally:
-            averages.exchange()
 
     def _scores(self) -> dict[str, float]:
         is_last = self.state.step >= self.run.max_steps

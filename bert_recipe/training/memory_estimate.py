@@ -72,7 +72,6 @@ class MemorySettings:
         self.saves = not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader)
         self.batch_size = loader.batch_size
-        self.averages = config.trainer.ema is not None
         per_micro_batch = self.world_size * loader.batch_size
         self.micro_batches = -(-loader.global_batch_size // per_micro_batch)  # per update
         self.optimizer = config.optimizer.name
@@ -159,7 +158,7 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[B
     )
     state = Counter(
         {
-            "weights": FLOAT32 * parameters * (1 + settings.averages),
+            "weights": FLOAT32 * parameters,
             "optimizer state": optimizer_state,
         }
     )

@@ -246,8 +246,6 @@ class Trainer:
             )
             state.loss_scale.update(not_finite.float())
             state.device_step += ~not_finite
-            if state.averages is not None:
-                state.averages.update(not_finite)
             self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
 
     def _next(self, batches: Iterator[StepBatch]) -> StepBatch | UserError:

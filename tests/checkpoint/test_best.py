@@ -176,3 +176,12 @@ def test_a_step_that_a_kill_left_under_another_name_is_found(inputs, whole, tmp_
     output = train(command(inputs, tmp_path / "run", *resuming(tmp_path / "run"))).stdout
     assert f"resumed from {folder / '8'}: step 8" in output
     assert is_valid(folder / "8") and steps_in(tmp_path / "run") == steps_in(whole)
+
+
+def test_multiples_of_keep_every_are_kept_beside_the_newest_three(inputs, tmp_path):
+    train(
+        inputs.command(
+            tmp_path, "--max-steps", 9, "--num-steps-per-checkpoint", 1, "--keep-every", 4
+        )
+    )
+    assert steps_in(tmp_path) == ["4", "7", "8", "9"]

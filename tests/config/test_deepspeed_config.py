@@ -505,7 +505,6 @@ REFUSED = {
         for words in (
             "--deterministic",
             "--profile-update 2",
-            "--ema 0.9",
             "--initial-global-batch-size 2 --batch-size-warmup-sequences 2",
             "--enable-cpu-offload",
             "--compile layers",
