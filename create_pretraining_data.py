@@ -81,10 +81,8 @@ def main(argv: list[str] | None = None) -> None:
         closing(lock_folder(args.output_dir)),
         open_executor(args.scheduler, args.num_workers) as executor,
     ):
-        for name in ("*.hdf5", "index.json"):
-            # Temporary files of a killed run.
-            for leftover in args.output_dir.glob(f"{name}.tmp-*"):
-                leftover.unlink()
+        for leftover in args.output_dir.glob("*.hdf5.tmp-*"):  # of a killed run
+            leftover.unlink()
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
             for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)

@@ -33,8 +33,7 @@ import h5py
 import numpy as np
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import last_change, refuse_pointer
-from bert_recipe.utils.json_files import JsonObject, read_json
+from bert_recipe.utils.files import refuse_pointer
 from bert_recipe.utils.text_files import check_one_split
 
 KEYS = (
@@ -49,8 +48,6 @@ KEYS = (
 # the words of the `tokenizers` library. NVIDIA's shards have none.
 SCHEMA_VERSION = 3
 SHARD_SUFFIXES = (".hdf5", ".h5")
-INDEX_FILE = "index.json"
-INDEX_VERSION = 1
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # rows per read
 SAMPLED_ROWS = 16
@@ -68,11 +65,6 @@ class Layout:
     offset: int | None
     checksum: int | None
 
-    def to_json(self) -> JsonObject:
-        """The layout in `index.json`."""
-        dtype = self.dtype.newbyteorder("<").str
-        return {"shape": self.shape, "dtype": dtype, "offset": self.offset, "crc32": self.checksum}
-
 
 def max_documents(sequence_length: int) -> int:
     """Maximum number of documents in a row of a shard with the attribute `pack_documents`."""
@@ -84,17 +76,9 @@ class Shard:
     use.
     """
 
-    def __init__(self, path: Path, entry: JsonObject | None = None):
-        """entry: what `index.json` says of the shard, so that the file need not be opened."""
+    def __init__(self, path: Path):
         self.path = path
-        if entry is not None:
-            self.layouts = {}
-            for key, stored in entry["datasets"].items():
-                shape, dtype = tuple(stored["shape"]), np.dtype(stored["dtype"])
-                self.layouts[key] = Layout(shape, dtype, stored["offset"], stored["crc32"])
-            self.attributes = entry["attributes"]
-        else:
-            self._open()
+        self._open()
         self._check()
 
     def _open(self) -> None:
@@ -364,31 +348,8 @@ def find_shards(folder: str | Path) -> list[Path]:
 
 
 def open_shards(folder: str | Path) -> list[Shard]:
-    """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it
-    changed since.
-    """
+    """The shards in `folder`, sorted by name."""
     paths = find_shards(folder)
     # NVIDIA's folders have both, and its program reads those of training.
     check_one_split(Path(folder), [path.name for path in paths], "name a single shard")
-    index = Path(folder) / INDEX_FILE
-    if not index.is_file():
-        return [Shard(path) for path in paths]
-    made = last_change(index)
-    content = read_json(index, "index of the shards")
-    try:
-        entries = {}
-        if content["version"] == INDEX_VERSION:
-            entries = {entry["name"]: entry for entry in content["shards"]}
-        shards = []
-        for path in paths:
-            entry = entries.get(path.name)
-            if entry and path.stat().st_size == entry["bytes"] and last_change(path) <= made:
-                attributes = content["attributes"] | {"input_sha256": entry["input_sha256"]}
-                shards.append(Shard(path, entry | {"attributes": attributes}))
-            else:
-                shards.append(Shard(path))
-        return shards
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{index} is damaged ({error!r}): delete it, and the shards are read without it"
-        ) from error
+    return [Shard(path) for path in paths]

@@ -20,7 +20,7 @@ from conftest import (
 from small_runs import assert_opening_fails
 
 import create_pretraining_data
-from bert_recipe.data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
+from bert_recipe.data_loading.hdf5_shards import KEYS, Shard, open_shards
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.utils.errors import UserError
 
@@ -258,9 +258,9 @@ def test_the_digest_changes_with_the_rows_and_not_with_their_storage_or_name(tmp
         before = after
 
 
-def shards_with_index(tmp_path: Path, count: int) -> Path:
-    """`count` shards of four samples each, and their index."""
-    folder, texts = tmp_path / "indexed", tmp_path / "texts"
+def made_shards(tmp_path: Path, count: int) -> Path:
+    """A folder of `count` shards of four samples each."""
+    folder, texts = tmp_path / "shards", tmp_path / "texts"
     texts.mkdir()
     for number in range(count):
         text = f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n"
@@ -281,48 +281,8 @@ def shards_with_index(tmp_path: Path, count: int) -> Path:
     return folder
 
 
-def test_an_index_gives_the_same_shards_without_opening_them(tmp_path, monkeypatch):
-    folder = shards_with_index(tmp_path, 4)
-    opened = [Shard(path) for path in find_shards(folder)]
-    with monkeypatch.context() as patch:
-        patch.setattr("bert_recipe.data_loading.hdf5_shards.h5py.File", None)
-        described = open_shards(folder)
-    for ours, theirs in zip(described, opened, strict=True):
-        assert (ours.path, ours.layouts, ours.attributes) == (
-            theirs.path,
-            theirs.layouts,
-            theirs.attributes,
-        )
-        assert ours.digest == theirs.digest
-        ours.verify_checksums()
-
-
-def test_a_shard_that_changed_after_the_index_is_opened(tmp_path):
-    folder = shards_with_index(tmp_path, 3)
-    first, second, third = find_shards(folder)
-    with h5py.File(second, "r+") as file:
-        file.attrs["vocab_sha256"] = "0" * 64  # the size stays
-    os.utime(second, ns=(0, 0))  # as one that was copied there with its time
-    third.unlink()
-    (folder / "new.hdf5").write_bytes(first.read_bytes())
-    found = {shard.path.name: shard for shard in open_shards(folder)}
-    assert found.keys() == {first.name, second.name, "new.hdf5"}
-    assert found[second.name].attributes["vocab_sha256"] == "0" * 64
-    assert found["new.hdf5"].layouts == found[first.name].layouts
-
-
-@pytest.mark.parametrize(
-    "content", ["[]", "{", '{"version": 1}', '{"version": 1, "attributes": {}, "shards": [5]}']
-)
-def test_a_damaged_index_is_one_error_that_names_it(tmp_path, content):
-    folder = shards_with_index(tmp_path, 1)
-    (folder / "index.json").write_text(content)
-    with pytest.raises(UserError, match=r"index\.json"):
-        open_shards(folder)
-
-
 def test_more_shards_than_the_limit_of_open_files_are_read(tmp_path):
-    folder = shards_with_index(tmp_path, 40)
+    folder = made_shards(tmp_path, 40)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))

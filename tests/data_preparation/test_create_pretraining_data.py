@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import shutil
 import sys
-import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from book_text import WORDS, write_text
-from conftest import CLS, SEP, VOCAB_FILE, assert_refused, read_json, run_program
+from conftest import CLS, SEP, VOCAB_FILE, assert_refused, run_program
 from data_creation_reference import (
     Draws,
     create_pairs,
@@ -331,7 +330,7 @@ def made(text_folder, tmp_path_factory) -> Path:
     result = create(text_folder, output, "--num-workers", 1)
     assert result.returncode == 0, result.stderr
     assert "5 shards made" in result.stderr and "truncation drops" in result.stderr
-    assert len(digests(output)) == 6  # and index.json
+    assert len(digests(output)) == 5
     return output
 
 
@@ -401,32 +400,6 @@ def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made
     for name in ("other.hdf5", "notes.tmp-1"):
         (tmp_path / "out" / name).unlink()
     assert digests(tmp_path / "out") == digests(made)
-
-
-def test_the_index_describes_every_data_set_of_every_shard(made):
-    index = read_json(made / "index.json")
-    assert [shard["name"] for shard in index["shards"]] == sorted(
-        path.name for path in made.glob("*.hdf5")
-    )
-    rows = 0
-    for shard in index["shards"]:
-        content = (made / shard["name"]).read_bytes()
-        assert (shard["bytes"], shard["sha256"]) == (
-            len(content),
-            hashlib.sha256(content).hexdigest(),
-        )
-        for key, values in read_shard(made / shard["name"]).items():
-            described = shard["datasets"][key]
-            dtype = np.dtype(described["dtype"])
-            size = int(np.prod(described["shape"]))
-            found = np.frombuffer(content, dtype, size, described["offset"]).reshape(
-                described["shape"]
-            )
-            assert np.array_equal(found, values)
-            assert zlib.crc32(found.tobytes()) == described["crc32"]
-        rows += len(values)
-    assert index["samples"] == rows
-    assert index["attributes"]["vocab_sha256"] == TOKENIZER.vocab_sha256
 
 
 def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_made(made):

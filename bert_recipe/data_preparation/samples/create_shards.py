@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_recipe.data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
 from bert_recipe.data_loading.masking import (
     MaskRule,
     choose_positions,
@@ -52,7 +51,7 @@ from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD
 from bert_recipe.tokenization.layouts import bert_layout
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject, write_json
+from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
@@ -100,47 +99,15 @@ def shard_units(
 def create_shards(
     folder: Path, units: list[WorkUnit], executor: Executor, title: str
 ) -> tuple[list[Record], SampleStatistics]:
-    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. units: see
-    `shard_units`.
-    """
+    """Makes the shards in `folder`. Returns their records and sums. units: see `shard_units`."""
     with progress_bar(sum(unit.size for unit in units), title) as bar:
         records = run_units(folder, units, executor, bar.update)
-    shards = []
-    for unit, record in zip(units, records, strict=True):
-        shards.append(
-            {
-                "name": unit.output,
-                "bytes": record.bytes,
-                "sha256": record.sha256,
-                "input_sha256": unit.identity["input_sha256"],
-                "datasets": record.counts["datasets"],
-            }
-        )
-    attributes = {
-        name: value for name, value in units[0].identity.items() if name != "input_sha256"
-    }
-    write_index(folder, attributes, shards)
     # Records of earlier versions have the statistics as "findings".
     statistics = []
     for record in records:
         fields = record.counts.get("statistics") or record.counts["findings"]
         statistics.append(SampleStatistics(**fields))
     return records, SampleStatistics.total(statistics)
-
-
-def write_index(folder: Path, attributes: JsonObject, shards: list[JsonObject]) -> None:
-    """Writes the index of the shards in `folder`, with which a reader need not open each. shards:
-    of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if
-    compressed) and crc32 of each.
-    """
-    samples = sum(shard["datasets"]["input_ids"]["shape"][0] for shard in shards)
-    content = {
-        "version": INDEX_VERSION,
-        "samples": samples,
-        "attributes": attributes,
-        "shards": shards,
-    }
-    write_json(folder / INDEX_FILE, content, indent=None)
 
 
 @lru_cache(1)
@@ -203,7 +170,7 @@ def create_shard(
                 count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest)
             )
 
-    datasets = write_hdf5(output, layout, attributes, masked_blocks())
+    write_hdf5(output, layout, attributes, masked_blocks())
     total = SampleStatistics.total(statistics)
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(
@@ -219,7 +186,6 @@ def create_shard(
         "untruncated": untruncated,
         "truncated": truncated,
         "statistics": asdict(total),
-        "datasets": datasets,
     }
 
 

@@ -15,7 +15,6 @@ from bert_recipe.data_loading.hdf5_shards import (
     CHECKSUM_ATTRIBUTE,
     SCHEMA_VERSION,
     checksum,
-    read_layout,
 )
 from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -85,10 +84,8 @@ def write_hdf5(
     layout: Datasets,
     attributes: Attributes,
     blocks: Iterable[Sequence[np.ndarray]],
-) -> dict[str, JsonObject]:
-    """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each
-    data set as JSON.
-    """
+) -> None:
+    """Writes a shard. blocks: rows, an array per data set of `layout`."""
     with ShardFile(path, "w+") as disk:
         # One format version and no time stamps: the same samples give the same bytes. Aligned: a
         # reader may map arrays.
@@ -112,6 +109,4 @@ def write_hdf5(
                 disk.raise_failure()
             for name, dataset in datasets.items():
                 dataset.attrs.create(CHECKSUM_ATTRIBUTE, checksums[name], dtype=np.uint32)
-            described = {name: read_layout(dataset).to_json() for name, dataset in datasets.items()}
         disk.raise_failure()
-    return described
