@@ -27,25 +27,30 @@ from bert_recipe.reporting.comparison import (
     read_model,
     verdict,
 )
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.progress import print_line
+
+FLAGS = (
+    Flag(
+        "runs",
+        Path,
+        REQUIRED,
+        "folder with the scored rows of one run, its seeds or folds, or a folder above it",
+        options={"nargs": "+", "metavar": "RUN"},
+    ),
+    Flag(
+        "--calibrate",
+        bool,
+        False,
+        "write the temperature of the probabilities of classes to the folder of each model, by "
+        "which inference.py divides logits",
+    ),
+)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="folder with the scored rows of one run, its seeds or folds, or a folder above it",
-    )
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="write the temperature of the probabilities of classes to the folder of each model, "
-        "by which inference.py divides logits",
-    )
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
     if args.calibrate:
         for run in args.runs:

@@ -48,7 +48,7 @@ from bert_recipe.tokenization.tokenizer import (
     load_tokenizer,
     model_files,
 )
-from bert_recipe.utils.command_line import ArgumentParser, Arguments
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag
 from bert_recipe.utils.files import atomic_folder, remove
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
@@ -65,35 +65,44 @@ DERIVED = {
     "model.safetensors.",
 }
 CONFIG_NAMES = ("config.json", "bert_config.json")
+FLAGS = (
+    Flag(
+        "--from",
+        tuple(READERS),
+        REQUIRED,
+        "format of SOURCE",
+        options={"dest": "source_format"},
+    ),
+    Flag(
+        "source",
+        Path,
+        REQUIRED,
+        "checkpoint file, its prefix, or its folder",
+        options={"metavar": "SOURCE"},
+    ),
+    Flag(
+        "folder",
+        Path,
+        REQUIRED,
+        "model folder to write; must not exist, or be empty",
+        options={"metavar": "FOLDER"},
+    ),
+    Flag("--config-file", Path, None, "BERT config; by default the one beside the checkpoint"),
+    Flag("--vocab-file", Path, None, "vocabulary; by default the one beside the checkpoint"),
+    Flag(
+        "--hidden-act",
+        HIDDEN_ACTS,
+        None,
+        "activation function that the weights were trained with: gelu (erf), or a name of its "
+        "tanh form; by default the config's. NVIDIA's PyTorch model uses gelu before 2022 and "
+        "gelu_pytorch_tanh since: required if its file does not show which",
+    ),
+)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(prog="convert_checkpoint.py", description=__doc__)
-    parser.add_argument(
-        "--from", dest="source_format", choices=READERS, required=True, help="format of SOURCE"
-    )
-    parser.add_argument(
-        "source", metavar="SOURCE", type=Path, help="checkpoint file, its prefix, or its folder"
-    )
-    parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        type=Path,
-        help="model folder to write; must not exist, or be empty",
-    )
-    parser.add_argument(
-        "--config-file", type=Path, help="BERT config; by default the one beside the checkpoint"
-    )
-    parser.add_argument(
-        "--vocab-file", type=Path, help="vocabulary; by default the one beside the checkpoint"
-    )
-    parser.add_argument(
-        "--hidden-act",
-        choices=HIDDEN_ACTS,
-        help="activation function that the weights were trained with: gelu (erf), or a name of its "
-        "tanh form; by default the config's. NVIDIA's PyTorch model uses gelu before 2022 and "
-        "gelu_pytorch_tanh since: required if its file does not show which",
-    )
+    parser.add_flags("flags", FLAGS)
     return parser.parse_args(argv)
 
 
@@ -151,16 +160,24 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: ModelConfig) -> 
 def derive(command: str, argv: Sequence[str]) -> None:
     """The commands that make a model folder from others."""
     parser = ArgumentParser(prog=f"convert_checkpoint.py {command}", description=DERIVED[command])
-    parser.add_argument(
-        "sources",
-        metavar="SOURCE",
-        type=Path,
-        nargs="+" if command == "average" else 1,
-        help="model folder, or folder of a run",
+    count = "+" if command == "average" else 1
+    flags = (
+        Flag(
+            "sources",
+            Path,
+            REQUIRED,
+            "model folder, or folder of a run",
+            options={"metavar": "SOURCE", "nargs": count},
+        ),
+        Flag(
+            "folder",
+            Path,
+            REQUIRED,
+            "model folder to write; new, or empty",
+            options={"metavar": "FOLDER"},
+        ),
     )
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="model folder to write; new, or empty"
-    )
+    parser.add_flags("flags", flags)
     args = parser.parse_args(argv)
     check_output(args.folder)
     sources = [ModelFolder.find(path) for path in args.sources]

@@ -27,7 +27,7 @@ import run_pretraining
 import run_squad
 from bert_recipe.config import RunConfig, RuntimeConfig
 from bert_recipe.config.arguments import make_run_config
-from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, Flag, positive_int
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.rank_environment import read_environment
 
@@ -38,6 +38,7 @@ PROGRAMS = {
     "run_ner.py": run_ner,
     "run_embeddings.py": run_embeddings,
 }
+PROCESSES = Flag("--processes", positive_int, 1, "processes of the run")
 
 
 def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
@@ -56,7 +57,7 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     if flags and flags[0] in ("-h", "--help"):
         print_line((__doc__ or "").strip())
         sys.exit()
-    parser.add_argument("--processes", type=positive_int, default=1)
+    parser.add_flags("flags", (PROCESSES,))
     known, flags = parser.parse_known_args(flags)
     args = PROGRAMS[name].parse_arguments(flags)
     if not args.get("do_train", True):

@@ -11,28 +11,51 @@ if __name__ == "__main__":
 
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tasks.squad.scores import evaluate
-from bert_recipe.utils.command_line import ArgumentParser, Arguments, finite_float
+from bert_recipe.utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Arguments,
+    Flag,
+    finite_float,
+)
 from bert_recipe.utils.json_files import read_json
+
+FLAGS = (
+    Flag(
+        "dataset",
+        str,
+        REQUIRED,
+        "SQuAD JSON with answers, v1.1 or v2.0",
+        options={"metavar": "DATASET"},
+    ),
+    Flag(
+        "predictions",
+        str,
+        REQUIRED,
+        "JSON {question id: answer text}",
+        options={"metavar": "PREDICTIONS"},
+    ),
+    Flag(
+        "--na-prob-file",
+        str,
+        None,
+        "v2.0: JSON {question id: score of having no answer}, such as null_odds.json",
+    ),
+    Flag(
+        "--na-prob-thresh",
+        finite_float,
+        1.0,
+        "a score above this predicts that there is no answer",
+        needs=("--na-prob-file",),
+    ),
+)
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("dataset", metavar="DATASET", help="SQuAD JSON with answers, v1.1 or v2.0")
-    parser.add_argument(
-        "predictions", metavar="PREDICTIONS", help="JSON {question id: answer text}"
-    )
-    parser.add_argument(
-        "--na-prob-file",
-        help="v2.0: JSON {question id: score of having no answer}, such as null_odds.json",
-    )
-    parser.add_argument(
-        "--na-prob-thresh",
-        type=finite_float,
-        default=1.0,
-        help="a score above this predicts that there is no answer",
-    )
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
-    parser.refuse_without_effect(args, [(("na_prob_thresh",), args.na_prob_file, "--na-prob-file")])
+    parser.check_flags(args)
     return args
 
 

@@ -16,25 +16,25 @@ from bert_recipe.reporting.comparison_cards import comparison_cards
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
+
+FLAGS = (
+    Flag(
+        "runs",
+        Path,
+        REQUIRED,
+        "folder to search for log files, or a log file",
+        options={"nargs": "+", "metavar": "RUN"},
+    ),
+    Flag("--output", Path, None, "the page; by default report.html in the folder of the first run"),
+)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="folder to search for log files, or a log file",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="the page; by default report.html in the folder of the first run",
-    )
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
     first = args.runs[0]
     output = args.output or (first if first.is_dir() else first.parent) / "report.html"

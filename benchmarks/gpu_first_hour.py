@@ -49,7 +49,14 @@ from benchmarks.common.shards import (
 )
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.watched import watch
-from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
+from bert_recipe.utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Arguments,
+    Computed,
+    Flag,
+    positive_int,
+)
 from bert_recipe.utils.device import select_device, set_num_threads
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.progress import print_line
@@ -388,27 +395,38 @@ CALLS: dict[str, Callable[[Call], Iterator[Item]]] = {
     function.__name__: function for function in (prepare, checks, training, speed, tasks)
 }
 
+FLAGS = (
+    Flag("call", tuple(CALLS), REQUIRED, "which part"),
+    Flag("--output", Path, Path("gpu_results"), "folder for logs and results"),
+    Flag("--folder", Path, FOLDER, "folder that `prepare` writes"),
+    Flag(
+        "--seconds",
+        positive_int,
+        Computed(f"{CALL_SECONDS}, with --toy no limit"),
+        "after which the call ends",
+    ),
+    Flag(
+        "--only",
+        str,
+        None,
+        "only items with these words in their titles",
+        options={"metavar": "WORDS"},
+    ),
+    Flag(
+        "--continue",
+        bool,
+        False,
+        "do the items that have no result in --output yet",
+        options={"dest": "continues"},
+    ),
+    Flag("--toy", bool, False, "a small model on the CPU, to try the call"),
+    Flag("--device", ("cuda", "cpu"), Computed("cuda, with --toy cpu"), "device"),
+)
+
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("call", choices=tuple(CALLS), help="which part")
-    add("--output", type=Path, default=Path("gpu_results"), help="folder for logs and results")
-    add("--folder", type=Path, default=FOLDER, help="folder that `prepare` writes")
-    add(
-        "--seconds",
-        type=positive_int,
-        help=f"after which the call ends (default: {CALL_SECONDS}, with --toy no limit)",
-    )
-    add("--only", metavar="WORDS", help="only items with these words in their titles")
-    add(
-        "--continue",
-        dest="continues",
-        action="store_true",
-        help="do the items that have no result in --output yet",
-    )
-    add("--toy", action="store_true", help="a small model on the CPU, to try the call")
-    add("--device", choices=("cuda", "cpu"), help="device (default: cuda, with --toy cpu)")
+    parser.add_flags("flags", FLAGS)
     return parser.parse_args(argv)
 
 

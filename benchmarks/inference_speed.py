@@ -40,7 +40,7 @@ from benchmarks.common.results import (
 )
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import THIS_PROJECT, Worker, measure_in_turns
-from bert_recipe.utils.command_line import Arguments, positive_int
+from bert_recipe.utils.command_line import REQUIRED, Arguments, Flag, positive_int
 from bert_recipe.utils.device import set_num_threads
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line
@@ -51,20 +51,20 @@ EMBEDDING, CLASSES = "embedding", "classes"
 MAX_TOKENS = 256  # of a text
 PEERS = {EMBEDDING: "sentence-transformers", CLASSES: "transformers"}
 ONNX_FILES = {"onnxruntime": "model.onnx", "onnxruntime, int8": "model_int8.onnx"}
+FLAGS = (
+    Flag("--init-checkpoint", Path, REQUIRED, "folder of a model"),
+    Flag("--input", Path, REQUIRED, 'a table with the column "text"'),
+    Flag("--task", (EMBEDDING, CLASSES), EMBEDDING, "what is predicted"),
+    Flag("--batch-size", positive_int, 32, "texts per batch; 1: one by one"),
+    Flag("--texts", positive_int, 256, "texts per turn, the first of the file"),
+    Flag("--rounds", positive_int, 7, "turns of each implementation"),
+    Flag("--amp", bool, False, "bfloat16 instead of float32"),
+    Flag("--onnx", bool, False, "also onnxruntime, in float32 and with int8 weights"),
+)
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    add("--init-checkpoint", type=Path, required=True, help="folder of a model")
-    add("--input", type=Path, required=True, help='a table with the column "text"')
-    add("--task", choices=(EMBEDDING, CLASSES), default=EMBEDDING, help="what is predicted")
-    add("--batch-size", type=positive_int, default=32, help="texts per batch; 1: one by one")
-    add("--texts", type=positive_int, default=256, help="texts per turn, the first of the file")
-    add("--rounds", type=positive_int, default=7, help="turns of each implementation")
-    add("--amp", action="store_true", help="bfloat16 instead of float32")
-    add("--onnx", action="store_true", help="also onnxruntime, in float32 and with int8 weights")
-    return parser.parse_args(argv)
+    return benchmark_parser(__doc__, *FLAGS).parse_args(argv)
 
 
 def dtype_of(args: Arguments) -> torch.dtype:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common.drawing import Losses, LossPlot
 from benchmarks.common.results import CPU, ROOT, benchmark_parser, write_result
 from bert_recipe.reporting.records import read_sessions
+from bert_recipe.utils.command_line import REQUIRED, Flag
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.progress import print_line
 
@@ -104,10 +105,11 @@ def draw(uninterrupted: Losses, processes: list[Losses], caption: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--input-dir", type=Path, required=True, help="shards of 128 tokens")
-    parser.add_argument("--drawing", type=Path, default="killed_run.svg", help="the SVG file")
-    args = parser.parse_args(argv)
+    args = benchmark_parser(
+        __doc__,
+        Flag("--input-dir", Path, REQUIRED, "shards of 128 tokens"),
+        Flag("--drawing", Path, Path("killed_run.svg"), "the SVG file"),
+    ).parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         killed, uninterrupted = Path(folder, "killed"), Path(folder, "uninterrupted")
         (expected,) = run(args.input_dir, uninterrupted)

@@ -49,7 +49,7 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.transformers_training import (
-    add_attention_flag,
+    PEER_ATTENTION,
     describe,
     masked_lm_model,
     peer_attention,
@@ -72,23 +72,25 @@ from bert_recipe.model.token_stream import IGNORED_LABEL, StepBatch, to_device
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
-from bert_recipe.utils.command_line import Arguments, BooleanFlag, positive_int
+from bert_recipe.utils.command_line import Arguments, Flag, positive_int
 from bert_recipe.utils.device import select_device, set_num_threads
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.measure import Stopwatch, synchronize
 from bert_recipe.utils.progress import print_line
 
+FLAGS = (
+    Flag("--model", (*MODELS, *MODERN_MODELS), "mini", "architecture"),
+    Flag("--device", ("auto", "cuda", "cpu"), "auto", "device"),
+    Flag("--amp", bool, False, "bfloat16 instead of float32"),
+    Flag("--compile-peers", bool, False, "also measure transformers compiled"),
+    PEER_ATTENTION,
+    Flag("--rounds", positive_int, 5, "turns of each implementation"),
+    Flag("--steps", positive_int, 4, "steps per turn"),
+)
+
 
 def parse_arguments(argv=None) -> Arguments:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    add("--model", choices=(*MODELS, *MODERN_MODELS), default="mini", help="architecture")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    add("--amp", action=BooleanFlag, help="bfloat16 instead of float32")
-    add("--compile-peers", action=BooleanFlag, help="also measure transformers compiled")
-    add_attention_flag(parser)
-    add("--rounds", type=positive_int, default=5, help="turns of each implementation")
-    add("--steps", type=positive_int, default=4, help="steps per turn")
+    parser = benchmark_parser(__doc__, *FLAGS)
     parser.set_defaults(seq_length=128, batch_size=32, gradient_merge_steps=1, compile="none")
     return parser.parse_args(argv)
 

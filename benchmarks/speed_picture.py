@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.drawing import MIDDLE, label
 from benchmarks.common.results import RESULTS, ROOT, paired_ratio
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import ArgumentParser, Flag
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.json_files import read_json
 
@@ -175,7 +175,7 @@ def draw(rows: list[SpeedRow]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--drawing", type=Path, default="speed.svg", help="the SVG file")
+    parser.add_flags("flags", (Flag("--drawing", Path, Path("speed.svg"), "the SVG file"),))
     args = parser.parse_args(argv)
     args.drawing.write_text(draw(read_rows(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
 

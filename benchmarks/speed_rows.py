@@ -22,7 +22,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import RESULTS, ROOT
-from bert_recipe.utils.command_line import ArgumentParser, Arguments, BooleanFlag
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
@@ -42,16 +42,20 @@ class Row(NamedTuple):
     words: list[str]
 
 
+FLAGS = (
+    Flag("--machine", str, REQUIRED, "its name in the result files, such as avx2 or amx"),
+    Flag("--model-folder", Path, REQUIRED, "folder of all-MiniLM-L6-v2"),
+    Flag("--data", Path, REQUIRED, "folder of the tasks' folders"),
+    Flag("--bf16", bool, False, "the rows of bfloat16 instead of float32"),
+    Flag("--output-dir", Path, RESULTS, "folder of the result files"),
+    Flag("--work-dir", Path, Path("speed_rows"), "folder of the tasks' first rows"),
+    Flag("--list", bool, False, "print the commands only"),
+)
+
+
 def parse_arguments(argv: list[str] | None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--machine", required=True, help="its name in the result files, such as avx2 or amx")
-    add("--model-folder", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
-    add("--data", type=Path, required=True, help="folder of the tasks' folders")
-    add("--bf16", action=BooleanFlag, help="the rows of bfloat16 instead of float32")
-    add("--output-dir", type=Path, default=RESULTS, help="folder of the result files")
-    add("--work-dir", type=Path, default=Path("speed_rows"), help="folder of the tasks' first rows")
-    add("--list", action=BooleanFlag, help="print the commands only")
+    parser.add_flags("flags", FLAGS)
     return parser.parse_args(argv)
 
 

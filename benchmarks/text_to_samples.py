@@ -40,7 +40,7 @@ from benchmarks.common.results import (
     quartiles,
     write_result,
 )
-from bert_recipe.utils.command_line import positive_int
+from bert_recipe.utils.command_line import REQUIRED, Flag, positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.json_files import write_json
 from bert_recipe.utils.progress import print_line, progress_bar
@@ -116,11 +116,11 @@ CONTESTANTS: dict[str, Callable[[Path, Path], tuple[float, int]]] = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    add("--input", type=Path, required=True, help='.jsonl file with "text"')
-    add("--rounds", type=positive_int, default=3, help="runs of each")
-    args = parser.parse_args(argv)
+    args = benchmark_parser(
+        __doc__,
+        Flag("--input", Path, REQUIRED, '.jsonl file with "text"'),
+        Flag("--rounds", positive_int, 3, "runs of each"),
+    ).parse_args(argv)
     spawn = multiprocessing.get_context("spawn")
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory(prefix="text_to_samples_") as scratch:

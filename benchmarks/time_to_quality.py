@@ -47,9 +47,37 @@ from benchmarks.common.quality_runs import (
     train,
 )
 from benchmarks.common.results import RESULTS, Runs, benchmark_parser
-from bert_recipe.utils.command_line import positive_float, positive_int
+from bert_recipe.utils.command_line import REQUIRED, Flag, positive_float, positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line
+
+FLAGS = (
+    Flag("--books", Path, REQUIRED, f"folder of .txt books, {', '.join(HELD_OUT)} among them"),
+    Flag("--work", Path, REQUIRED, "folder for data, which are kept, and runs"),
+    Flag(
+        "--contestants",
+        tuple(CONTESTANTS),
+        tuple(CONTESTANTS),
+        "which to run",
+        options={"nargs": "+"},
+    ),
+    Flag(
+        "--budgets",
+        positive_int,
+        REQUIRED,
+        f"updates of {BATCH} blocks of {LENGTH} tokens",
+        options={"nargs": "+"},
+    ),
+    Flag("--layers", positive_int, LAYERS, "number of layers, of width 64 times the number"),
+    Flag("--learning-rates", positive_float, REQUIRED, "peak rates to run", options={"nargs": "+"}),
+    Flag(
+        "--seeds",
+        positive_int,
+        (1, 2, 3),
+        "seeds of the runs of each contestant, rate and budget",
+        options={"nargs": "+"},
+    ),
+)
 
 
 def table(runs: Runs, names: Sequence[str], rates: Sequence[float]) -> None:
@@ -66,46 +94,7 @@ def table(runs: Runs, names: Sequence[str], rates: Sequence[float]) -> None:
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    held_out = ", ".join(HELD_OUT)
-    add("--books", type=Path, required=True, help=f"folder of .txt books, {held_out} among them")
-    add("--work", type=Path, required=True, help="folder for data, which are kept, and runs")
-    add(
-        "--contestants",
-        nargs="+",
-        choices=tuple(CONTESTANTS),
-        default=tuple(CONTESTANTS),
-        help="which to run",
-    )
-    add(
-        "--budgets",
-        type=positive_int,
-        nargs="+",
-        required=True,
-        help=f"updates of {BATCH} blocks of {LENGTH} tokens",
-    )
-    add(
-        "--layers",
-        type=positive_int,
-        default=LAYERS,
-        help="number of layers, of width 64 times the number",
-    )
-    add(
-        "--learning-rates",
-        type=positive_float,
-        nargs="+",
-        required=True,
-        help="peak rates to run",
-    )
-    add(
-        "--seeds",
-        type=positive_int,
-        nargs="+",
-        default=(1, 2, 3),
-        help="seeds of the runs of each contestant, rate and budget",
-    )
-    args = parser.parse_args()
+    args = benchmark_parser(__doc__, *FLAGS).parse_args()
     torch.set_num_threads(1)
     path = args.output or RESULTS / f"time_to_quality-{datetime.date.today()}.json"
     config = modern_config(args.layers)

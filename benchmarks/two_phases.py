@@ -13,12 +13,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.drawing import Losses, LossPlot
 from bert_recipe.reporting.records import Point, RunPhase, read_runs
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.errors import UserError, run_main
 
 UPDATES_PER_TICK = 100
 COLORS = {"phase1": "#1f6fb5", "phase2": "#d9730d"}
 HELD_OUT_COLOR = "#333"
+FLAGS = (
+    Flag("results", Path, REQUIRED, "RESULTS_DIR of scripts/run_pretraining.sh"),
+    Flag("--drawing", Path, Path("two_phases.svg"), "the SVG file"),
+)
 
 
 def losses_of(points: list[Point], first: int) -> Losses:
@@ -56,8 +60,7 @@ def draw(phases: list[RunPhase]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="RESULTS_DIR of scripts/run_pretraining.sh")
-    parser.add_argument("--drawing", type=Path, default="two_phases.svg", help="the SVG file")
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
     (run,) = read_runs([args.results])
     args.drawing.write_text(draw([phase for phase in run.phases if phase.name in COLORS]))

@@ -45,12 +45,12 @@ from benchmarks.common.results import (
     write_result,
 )
 from benchmarks.common.training import train_step
-from benchmarks.common.transformers_training import add_attention_flag
+from benchmarks.common.transformers_training import PEER_ATTENTION
 from benchmarks.common.worker import Worker, measure_in_turns
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.training.plan import open_runs
 from bert_recipe.training.setup import build_trainer, make_loader, start_runtime
-from bert_recipe.utils.command_line import positive_int
+from bert_recipe.utils.command_line import REQUIRED, Flag, positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line
 
@@ -138,21 +138,16 @@ def token_ratios(found: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = benchmark_parser(__doc__)
-    add = parser.add_argument
-    add("--books", type=Path, required=True, help="as of time_to_quality.py")
-    add("--work", type=Path, required=True, help="as of time_to_quality.py")
-    add(
-        "--layers",
-        type=positive_int,
-        default=LAYERS,
-        help="number of layers, of width 64 times the number",
-    )
-    add("--compile", action="store_true", help="also measure transformers compiled")
-    add_attention_flag(parser)
-    add("--rounds", type=positive_int, default=7, help="turns of each contestant")
-    add("--updates", type=positive_int, default=10, help="updates per turn")
-    args = parser.parse_args(argv)
+    args = benchmark_parser(
+        __doc__,
+        Flag("--books", Path, REQUIRED, "as of time_to_quality.py"),
+        Flag("--work", Path, REQUIRED, "as of time_to_quality.py"),
+        Flag("--layers", positive_int, LAYERS, "number of layers, of width 64 times the number"),
+        Flag("--compile", bool, False, "also measure transformers compiled"),
+        PEER_ATTENTION,
+        Flag("--rounds", positive_int, 7, "turns of each contestant"),
+        Flag("--updates", positive_int, 10, "updates per turn"),
+    ).parse_args(argv)
     torch.set_num_threads(1)
     data = prepare(args.books, args.work)
     total = (1 + args.rounds) * args.updates

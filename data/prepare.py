@@ -21,7 +21,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -45,6 +44,7 @@ from bert_recipe.data_preparation.options import (
 )
 from bert_recipe.tasks.classification.specs import TASKS
 from bert_recipe.utils.command_line import (
+    REQUIRED,
     ArgumentParser,
     Arguments,
     Flag,
@@ -144,6 +144,14 @@ TRAIN_VOCAB = Flag(
 )
 
 
+def dataset_flag(choices: tuple[str, ...], help_text: str) -> Flag:
+    return Flag("dataset", choices, REQUIRED, help_text)
+
+
+def paths_flag(help_text: str) -> Flag:
+    return Flag("paths", str, None, help_text, options={"nargs": "*", "metavar": "PATH"})
+
+
 ALL = """Runs every stage for a data set.
 
 data sets:
@@ -164,49 +172,37 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="stage", required=True, metavar="STAGE", help="see above")
 
-    def command(
-        name: str, description: str, *flags: Flag, **positional: dict[str, Any]
-    ) -> ArgumentParser:
+    def command(name: str, description: str, *flags: Flag) -> ArgumentParser:
         sub = commands.add_parser(name, description=description)
-        for argument, options in positional.items():
-            sub.add_argument(argument, **options)
         sub.add_flags("flags", flags)
         return sub
 
-    source = {"choices": ("wikicorpus", "squad", "glue"), "help": "data set to download"}
     command(
         "download",
         "Downloads a data set and verifies it.",
+        dataset_flag(("wikicorpus", "squad", "glue"), "data set to download"),
         *COMMON,
         *LANGUAGE,
         *DOWNLOAD,
-        dataset=source,
     )
-    source = {
-        "choices": tuple(stages.SOURCE_FORMATS),
-        "help": "Wikipedia dump, books to clean, or text used as it is",
-    }
-    paths = {
-        "nargs": "*",
-        "metavar": "PATH",
-        "help": "files and folders; if not given, what was downloaded",
-    }
+    formats = tuple(stages.SOURCE_FORMATS)
     command(
         "format",
         "Writes a source as one sentence per line.",
+        dataset_flag(formats, "Wikipedia dump, books to clean, or text used as it is"),
+        paths_flag("files and folders; if not given, what was downloaded"),
         *COMMON,
         *LANGUAGE,
         *FORMAT,
-        dataset=source,
-        paths=paths,
     )
-    formatted: dict[str, Any] = {
-        "nargs": "*",
-        "type": Path,
-        "metavar": "FOLDER",
-        "help": "formatted text; if not given, all in formatted/",
-    }
-    command("shard", "Makes training and test shards of text.", *COMMON, *SHARD, paths=formatted)
+    formatted = Flag(
+        "paths",
+        Path,
+        None,
+        "formatted text; if not given, all in formatted/",
+        options={"nargs": "*", "metavar": "FOLDER"},
+    )
+    command("shard", "Makes training and test shards of text.", formatted, *COMMON, *SHARD)
     about = (
         "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the "
         "vocabulary of a model."
@@ -221,22 +217,17 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         *flags_of(ModelVocabularyOptions),
     )
     command("hdf5", "Makes samples and verifies them.", *COMMON, SHARDED, *HDF5)
-    folder = {"type": Path, "help": "folder of HDF5 shards, or one that contains such folders"}
-    about = "Checks every row of HDF5 shards and reports what is in them."
-    command("verify", about, *EXECUTOR_FLAGS, *VERIFY, folder=folder)
-    command(
-        "repack",
-        "Converts gzip or chunked HDF5 shards to contiguous ones.",
-        *RUN,
-        REPACKED,
-        folder=folder,
+    folder = Flag(
+        "folder", Path, REQUIRED, "folder of HDF5 shards, or one that contains such folders"
     )
-    source = {
-        "choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue"),
-        "help": "see above",
-    }
-    paths = {"nargs": "*", "metavar": "PATH", "help": "see above"}
-    whole = command("all", ALL, *COMMON, dataset=source, paths=paths)
+    about = "Checks every row of HDF5 shards and reports what is in them."
+    command("verify", about, folder, *EXECUTOR_FLAGS, *VERIFY)
+    about = "Converts gzip or chunked HDF5 shards to contiguous ones."
+    command("repack", about, folder, *RUN, REPACKED)
+    data_sets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
+    whole = command(
+        "all", ALL, dataset_flag(data_sets, "see above"), paths_flag("see above"), *COMMON
+    )
     parts = {"download": [*LANGUAGE, *DOWNLOAD, BOOKS], "format": FORMAT, "shard": SHARD}
     model_vocabulary = flags_of(ModelVocabularyOptions)
     parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY, *model_vocabulary], "hdf5": HDF5}

@@ -16,15 +16,27 @@ if __name__ == "__main__":
 from bert_recipe.checkpoint.model_choice import model_name
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import ModelSelection
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import ArgumentParser, Flag
+
+FLAGS = (
+    Flag("--config-file", Path, None, "config of the model"),
+    Flag(
+        "--init-checkpoint",
+        Path,
+        None,
+        "model folder, or a folder of steps",
+        excludes=("--config-file",),
+    ),
+)
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config-file", type=Path, help="config of the model")
-    source.add_argument("--init-checkpoint", type=Path, help="model folder, or a folder of steps")
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args()
+    parser.check_flags(args)
+    if args.config_file is None and args.init_checkpoint is None:
+        parser.error("no model: give --config-file or --init-checkpoint")
     folder = None
     if args.init_checkpoint is not None:
         folder = ModelFolder.find(args.init_checkpoint, log=lambda _: None)

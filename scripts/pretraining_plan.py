@@ -26,7 +26,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bert_recipe.utils.command_line import ArgumentParser, non_negative_int, positive_int
+from bert_recipe.utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Flag,
+    non_negative_int,
+    positive_int,
+)
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json, write_json
 
@@ -40,6 +46,15 @@ FIRST_BATCH = 4096  # tokens
 MOST_UPDATES = 10_000
 MICRO_BATCH = 16_384  # tokens
 FEWEST_UPDATES = 20
+FLAGS = (
+    Flag("out_dir", Path, REQUIRED, "folder of plan.json"),
+    Flag("--texts", Path, None, "file or folder of texts"),
+    Flag("--minutes", positive_int, None, "time to train"),
+    Flag("--gpus", non_negative_int, None, "GPUs; 0: the CPU"),
+    Flag("--precision", str, None, "as for scripts/run_pretraining.sh"),
+    Flag("--speed-report", Path, None, "report of a benchmark"),
+    Flag("--samples", Path, None, "folder of the training samples"),
+)
 
 
 class Size(NamedTuple):
@@ -165,13 +180,7 @@ def describe(plan: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("out_dir", type=Path, help="folder of plan.json")
-    parser.add_argument("--texts", type=Path, help="file or folder of texts")
-    parser.add_argument("--minutes", type=positive_int, help="time to train")
-    parser.add_argument("--gpus", type=non_negative_int, help="GPUs; 0: the CPU")
-    parser.add_argument("--precision", help="as for scripts/run_pretraining.sh")
-    parser.add_argument("--speed-report", type=Path, help="report of a benchmark")
-    parser.add_argument("--samples", type=Path, help="folder of the training samples")
+    parser.add_flags("flags", FLAGS)
     args = parser.parse_args(argv)
     path = args.out_dir / "plan.json"
     plan = read_json(path, "the plan") if path.is_file() else {}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bert_recipe.model.kernels.linear import float32_library
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import ArgumentParser, Flag
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
@@ -26,11 +26,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 MODELS = ("tiny", "mini", "base", "large")
 MODERN_MODELS = tuple(f"modernbert-{size}" for size in MODELS)
 CPU = torch.device("cpu")
+OUTPUT = Flag("--output", Path, None, "result file; by default in benchmarks/results")
 
 
-def benchmark_parser(doc: str) -> ArgumentParser:
+def benchmark_parser(doc: str, *flags: Flag) -> ArgumentParser:
     parser = ArgumentParser(description=doc)
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    parser.add_flags("flags", (OUTPUT, *flags))
     return parser
 
 

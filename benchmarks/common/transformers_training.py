@@ -19,12 +19,18 @@ from bert_recipe.config import OptimizerConfig, ScheduleConfig
 from bert_recipe.data_loading.sample_order import sample_order
 from bert_recipe.optimization.lr_scheduler import make_schedule
 from bert_recipe.optimization.protocol import parameter_groups
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import Flag
 from bert_recipe.utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
 OPTIMIZERS = ("AdamW", "Muon")
 GROUP_BATCHES = 50  # of transformers' sampler by length
+PEER_ATTENTION = Flag(
+    "--peer-attention",
+    ("sdpa", "eager"),
+    None,
+    "transformers' (default: with --amp flash attention where it is installed, else sdpa)",
+)
 
 
 def silence_imports() -> None:
@@ -46,14 +52,6 @@ def masked_lm_model(config: dict[str, Any]) -> nn.Module:
     has_switch = config["model_type"] == "modernbert"
     values = config | ({"sparse_prediction": True} if has_switch else {})
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model(**values))
-
-
-def add_attention_flag(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--peer-attention",
-        choices=("sdpa", "eager"),
-        help="transformers' (default: with --amp flash attention where it is installed, else sdpa)",
-    )
 
 
 def peer_attention(args: Namespace) -> str:

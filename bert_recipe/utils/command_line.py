@@ -8,7 +8,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -142,9 +142,9 @@ class Computed:
 
 
 class Flag:
-    """Declaration of a flag.
+    """Declaration of a flag, or of a positional argument: the only way in which programs have them.
 
-    names: the flag and its aliases; the first one names the argument.
+    names: the flag and its aliases, or a name without "--"; the first one names the argument.
     kind: `bool`, a tuple of choices, or a function that parses a string.
     needs: flags that this one requires, such as "--amp or --lr-decay poly".
     excludes: flags that cannot be combined with it.
@@ -171,7 +171,7 @@ class Flag:
         self.excludes = excludes
         self.options = options or {}
         self.tags = tags
-        self.name = argument_name(self.names[0])
+        self.name = self.options.get("dest") or argument_name(self.names[0])
 
 
 def option(
@@ -291,7 +291,9 @@ class ArgumentParser(argparse.ArgumentParser):
         self.foreign: Mapping[str, ForeignFlag] = {}  # by flag, with hyphens
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
-        """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
+        """Adds a group of flags; positional arguments have argparse's own. `defaults` override
+        those of `flags`, by argument name.
+        """
         group = self.add_argument_group(title)
         for flag in flags:
             default = defaults.get(flag.name, flag.default)
@@ -300,15 +302,19 @@ class ArgumentParser(argparse.ArgumentParser):
             if isinstance(default, Computed):
                 help_text = f"{flag.help} (default: {default.rule})"
                 default = None
+            is_positional = not flag.names[0].startswith("--")
             if default is REQUIRED:
-                default, options["required"] = None, True
+                default = None
+                if not is_positional:
+                    options["required"] = True
             if flag.kind is bool:
                 options["action"] = BooleanFlag
             elif isinstance(flag.kind, tuple):
                 options["choices"] = flag.kind
             else:
                 options["type"] = flag.kind
-            group.add_argument(*flag.names, default=default, help=help_text, **options)
+            target = self if is_positional else group
+            target.add_argument(*flag.names, default=default, help=help_text, **options)
             self.flags[flag.name] = flag
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Arguments:
@@ -483,32 +489,34 @@ def hyphenated(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def bounded(
-    kind: type, minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False
-) -> Callable[[str], Any]:
+@dataclass(frozen=True)
+class Bounded:
     """Argument type: an `int` or `float` from `minimum` to `maximum`; `exclusive`: greater than
-    `minimum`.
+    `minimum`. A class, so that arguments can be sent to other processes.
     """
-    expected = "expected a whole number" if kind is int else "expected a number"
 
-    def parse(text: str) -> Any:
+    kind: type
+    minimum: float
+    maximum: float = MAX_FLOAT32
+    exclusive: bool = False
+
+    def __call__(self, text: str) -> Any:
+        expected = "expected a whole number" if self.kind is int else "expected a number"
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         try:
-            value = kind(text)
+            value = self.kind(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{expected}, not {shown!r}") from error
-        if value > maximum:
-            raise argparse.ArgumentTypeError(f"{expected} <= {maximum:.12g}, not {shown}")
-        if not value >= minimum or (exclusive and value == minimum):
+        if value > self.maximum:
+            raise argparse.ArgumentTypeError(f"{expected} <= {self.maximum:.12g}, not {shown}")
+        if not value >= self.minimum or (self.exclusive and value == self.minimum):
             raise argparse.ArgumentTypeError(
-                f"{expected} {'>' if exclusive else '>='} {minimum:.12g}, not {shown}"
+                f"{expected} {'>' if self.exclusive else '>='} {self.minimum:.12g}, not {shown}"
             )
         return value
 
-    return parse
 
-
-bounded_int, bounded_float = partial(bounded, int), partial(bounded, float)
+bounded_int, bounded_float = partial(Bounded, int), partial(Bounded, float)
 positive_int = bounded_int(1, 2**31 - 1)
 non_negative_int = bounded_int(0, 2**31 - 1)
 random_seed = bounded_int(-(2**63), 2**64 - 1)  # what torch.manual_seed takes

@@ -1,12 +1,13 @@
 """The list of all flags is frozen: a new one is a decision, which has to show something."""
 
 import argparse
+import pickle
 
 import pytest
 from conftest import ROOT
 from program_flags import flags_of_programs, parsers_of_programs
 
-from bert_recipe.utils.command_line import ArgumentParser, Flag
+from bert_recipe.utils.command_line import ArgumentParser, Flag, positive_int
 
 FROZEN = ROOT / "tests" / "programs" / "flags.txt"
 WHAT_A_FLAG_SHOWS = """\
@@ -39,6 +40,16 @@ def test_no_flag_and_no_path_takes_an_empty_value():
             takers.append(f"{program} {'/'.join(action.option_strings) or action.dest}")
     # They take the place of a model's own prompts.
     assert takers == [f"run_embeddings.py --{name}-prompt" for name in ("query", "document")]
+
+
+def test_arguments_can_be_sent_to_other_processes():
+    """As benchmarks do; the frozen arguments know their flags."""
+    parser = ArgumentParser()
+    parser.add_flags("numbers", (Flag("--count", positive_int, 1, "how many"),))
+    args = parser.parse_args(["--count", "3"])
+    again = pickle.loads(pickle.dumps(args))  # noqa: S301
+    assert again.count == 3 and again.given("count")
+    assert again._flags["count"].kind == positive_int
 
 
 @pytest.mark.parametrize("form", [["--use-it", ""], ["--use-it="]])

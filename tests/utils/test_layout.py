@@ -177,3 +177,15 @@ def test_tensors_pass_through_the_collectives_that_check_their_memory():
                 if owner in ("dist", "distributed_c10d", "torch.distributed"):
                     calls.append(f"{path}: {owner}.{node.attr}")
     assert [call for call in calls if not call.startswith(f"{PACKAGE}/utils/collectives.py")] == []
+
+
+def test_flags_are_declared_in_one_way():
+    """As `Flag`s: argparse's own have no empty values refused, no needs and no excludes."""
+    others = []
+    for path in tracked_files():
+        if path.parts[0] == "tests" or str(path) == f"{PACKAGE}/utils/command_line.py":
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if re.search(r"add_argument\b|add_mutually_exclusive|argparse\.ArgumentParser", text):
+            others.append(str(path))
+    assert others == []
