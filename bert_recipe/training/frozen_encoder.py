@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.folder import MODEL_FILE, checkpoint_steps, is_valid
 from bert_recipe.checkpoint.identity import overwrite
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
@@ -31,7 +32,7 @@ from bert_recipe.training.run import Run
 from bert_recipe.training.setup import DIGITS
 from bert_recipe.training.workflow import remove_summary
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import lock_folder, remove
+from bert_recipe.utils.files import lock_folder, remove, write_atomically
 
 STEP = 1  # the name of the model's folder, as of a run of one update
 
@@ -52,7 +53,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
         # First what may fail, so that --overwrite removes nothing before the fit can start.
         parallel = load_fine_tuned(task.head, config, source, runtime)
         check_loaded(parallel, source, runtime.distributed)
-        check_earlier_fit(run)
+        calibration = check_earlier_fit(run)
         runtime.reporter.start(folder, STEP)
         log_settings(run, source, runtime)
         remove_earlier_fit(run, source)
@@ -64,23 +65,31 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
         writer = CheckpointWriter(folder, runtime.distributed)
         writer.write(checkpoint)
         writer.wait()
+        if calibration is not None:
+            write_atomically(folder / str(STEP) / CALIBRATION_FILE, calibration)
         fitted = replace(task, frozen=frozen)
         sets = list(run.data.sets)
-        scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime, None)
+        model = folder / str(STEP)
+        scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime, model)
         if scores:
             card = card_of(architecture, config, run.record, parts, STEP, only_numbers(scores))
-            write_card(folder / str(STEP), card)
+            write_card(model, card)
     return scores, 0
 
 
-def check_earlier_fit(run: Run) -> None:
-    """Raises UserError if the folder has another run, unless that is to be removed."""
+def check_earlier_fit(run: Run) -> bytes | None:
+    """Returns the calibration of an earlier fit, since the same fit gives the same model. Raises
+    UserError if the folder has another run, unless that is to be removed.
+    """
     steps = checkpoint_steps(run.folder)
     if run.start.config.overwrite or not steps:
-        return
+        return None
     fitted = ModelFolder(run.folder / str(steps[-1]))
-    if is_valid(fitted.path):
-        run.check_resumed(fitted, read_progress(fitted.path, run.settings.prefix))
+    if not is_valid(fitted.path):
+        return None
+    run.check_resumed(fitted, read_progress(fitted.path, run.settings.prefix))
+    path = fitted.path / CALIBRATION_FILE
+    return path.read_bytes() if path.is_file() else None
 
 
 def remove_earlier_fit(run: Run, source: ModelFolder) -> None:

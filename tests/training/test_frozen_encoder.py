@@ -206,3 +206,16 @@ def test_a_class_that_is_not_in_the_training_rows_is_not_predicted():
     fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b", "c", "d"))
     logits = fitted.logits(vectors)
     assert set(logits.argmax(axis=1)) <= {1, 3} and (logits.argmax(axis=1) == labels).mean() > 0.9
+
+
+def test_the_fit_that_is_repeated_to_predict_has_the_calibration_of_before(glue_files, tmp_path):
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    both = ("--do-train", "--do-predict")
+    folder = tmp_path / "a" / "encoder" / "classification"
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder", tasks=both) == 0
+    before = np.log(predicted(folder / "predictions.csv"))
+    (folder / "1" / "calibration.json").write_text('{"temperature": 2.0, "rows": 9}')
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder", tasks=both) == 0
+    after = np.log(predicted(folder / "predictions.csv"))
+    margins = [values[:, 1] - values[:, 0] for values in (before, after)]
+    np.testing.assert_allclose(margins[1], margins[0] / 2, atol=1e-4)
