@@ -132,7 +132,7 @@ def open_model(args: Arguments) -> LoadedModel:
     from bert_recipe.checkpoint.model_folder import ModelFolder
     from bert_recipe.config import ModelSelection
     from bert_recipe.model.encoders.config import check_length
-    from bert_recipe.tasks.heads import CLASSES, Asked
+    from bert_recipe.tasks.heads import Asked
 
     folder = ModelFolder.find(args.init_checkpoint)
     choice = choose_model_in(folder, from_flags(ModelSelection, args, bert_model=None))
@@ -140,14 +140,10 @@ def open_model(args: Arguments) -> LoadedModel:
     head = choose_head(args, folder, choice.config)
     length = args.max_seq_length or head.max_length(choice.config, folder)
     check_length("--max-seq-length", length, choice.config)
-    is_cut = head is CLASSES and args.max_seq_length is None and length < choice.config.max_length
-    if is_cut:
-        print_error(f"note: texts are cut after {length} tokens, as in training")
     options = answer_options(args, length)
     has_pairs = args.text_pair is not None or args.pair_column is not None
-    cuts = args.truncate or is_cut
     prompt = args.prompt_name
-    asked = Asked(choice.config, folder, choice.tokenizer, options, cuts, has_pairs, prompt)
+    asked = Asked(choice.config, folder, choice.tokenizer, options, has_pairs, prompt)
     return load_model(args, head.use(asked), folder, choice)
 
 
@@ -256,6 +252,7 @@ def predict_rows(
     from bert_recipe.utils.work_units.units import WorkUnit, read_record, run_units
 
     units = []
+    num_cut = 0
     for first in range(0, len(rows), ROWS_PER_PART):
         part = rows[first : first + ROWS_PER_PART]
         name = f"{first}.json"
@@ -264,13 +261,21 @@ def predict_rows(
             places = [place for place, _ in part]
             inputs = [{field: row[column] for field, column in columns.items()} for _, row in part]
             predicted_rows = model.use.rows(places, inputs)
+            num_cut += predicted_rows.dataset.num_cut
         units.append(WorkUnit(name, write_part, (model, predicted_rows), len(part)))
+    say_what_is_cut(num_cut, len(rows))
     with progress_bar(len(rows), "prediction", "row") as bar:
         run_units(folder, units, InProcessExecutor(), bar.update)
     predicted: list[Row] = []
     for unit in units:
         predicted += read_json(folder / unit.output, "predictions", list[Row])
     return predicted
+
+
+def say_what_is_cut(num_cut: int, num_rows: int) -> None:
+    if num_cut:
+        what = f"{num_cut:,} of {num_rows:,} inputs are" if num_rows > 1 else "the input is"
+        print_error(f"note: {what} longer than the model takes, and cut")
 
 
 def write_vectors(target: Path, predicted: list[Row]) -> None:
@@ -311,7 +316,9 @@ def answer(model: LoadedModel, args: Arguments) -> None:
         "context": args.context,
     }
     row = {name: value for name, value in fields.items() if value is not None}
-    (prediction,) = model.predict(model.use.rows(["the input"], [row]))
+    rows = model.use.rows(["the input"], [row])
+    say_what_is_cut(rows.dataset.num_cut, 1)
+    (prediction,) = model.predict(rows)
     none = "(the passage has no answer)" if args.version_2_with_negative else "(none found)"
     for line in lines_of(row, prediction, args.n_best_size, none):
         print_line(line)

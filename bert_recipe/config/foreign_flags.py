@@ -72,6 +72,7 @@ TABLE = (
     ),
     Row("--fp16", "use --amp, which computes in bfloat16", programs=(INFERENCE,)),
     Row("--no_gpu", "use --device cpu", programs=(INFERENCE,)),
+    Row("--truncate", "long texts are always cut", is_accepted=True, programs=(INFERENCE,)),
     # DeepSpeed
     Row("--delay_allreduce", "gradients are always reduced once per update", is_accepted=True),
     Row(

@@ -2,7 +2,7 @@
 sentence embeddings. Rows are predicted as by `--do-predict` (see predicted_rows.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -26,20 +26,17 @@ from bert_recipe.tasks.predicted_rows import PredictedRows
 from bert_recipe.tasks.squad.files import SquadOptions
 from bert_recipe.tasks.squad.options import SquadTaskOptions
 from bert_recipe.tasks.squad.task import questions_to_predict
-from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.tables import Row
 
 MASKS = "masked_lm"
-SHORTEN = "shorten it"
 
 
 class Asked(NamedTuple):
     """A model, and what the flags ask of it.
 
     options: of answers; `max_seq_length` also of other texts.
-    truncate: whether longer texts are cut.
     has_pairs: whether rows have a second text.
     prompt_name: of embeddings.
     """
@@ -48,20 +45,8 @@ class Asked(NamedTuple):
     folder: ModelFolder
     tokenizer: Tokenizer
     options: SquadOptions
-    truncate: bool
     has_pairs: bool
     prompt_name: str | None
-
-    @property
-    def cut_length(self) -> int:
-        return self.options.max_seq_length if self.truncate else 2**30
-
-    def check_lengths(
-        self, places: Sequence[str], dataset: SequenceDataset, advice: str = SHORTEN
-    ) -> None:
-        """Raises UserError for a sequence that is too long, of which each place has one."""
-        for place, length in zip(places, dataset.lengths, strict=True):
-            check_length(place, "text", length, self.options.max_seq_length, advice)
 
 
 class Use(NamedTuple):
@@ -88,8 +73,6 @@ def answers(asked: Asked) -> Use:
             for name, what in (("question", "question"), ("context", "passage")):
                 if not len(asked.tokenizer.encode(row[name])):
                     raise UserError(f"{place}: the {what} has no words: give a text")
-            length = len(asked.tokenizer.encode(row["question"]))
-            check_length(place, "question", length, asked.options.max_query_length)
         return questions_to_predict(asked.tokenizer, rows, asked.options)
 
     return Use("question_answering", asked.config, "token", rows)
@@ -103,12 +86,11 @@ def classes(asked: Asked) -> Use:
         pair_column="pair" if asked.has_pairs else None,
         regression=config.is_number,
     )
-    task = ClassificationTask.fine_tuned(options, asked.cut_length, config, asked.folder.path)
+    length = asked.options.max_seq_length
+    task = ClassificationTask.fine_tuned(options, length, config, asked.folder.path)
 
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
-        predicted = task.rows_to_predict(asked.tokenizer, rows)
-        asked.check_lengths(places, predicted.dataset, f"{SHORTEN}, or add --truncate")
-        return predicted
+        return task.rows_to_predict(asked.tokenizer, rows)
 
     def logits_of(outputs: np.ndarray) -> np.ndarray:
         return calibrated(task.logits_of(outputs), asked.folder.path)
@@ -133,7 +115,14 @@ def tags(asked: Asked) -> Use:
 def masked_words(asked: Asked) -> Use:
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
         predicted = masked_rows(asked.tokenizer, places, [row["text"] for row in rows])
-        asked.check_lengths(places, predicted.dataset)
+        maximum = asked.options.max_seq_length
+        # They are not cut, because a mask may be behind the cut.
+        for place, length in zip(places, predicted.dataset.lengths, strict=True):
+            if length > maximum:
+                raise UserError(
+                    f"{place}: the text has {length} tokens, and at most {maximum} are possible: "
+                    "shorten it"
+                )
         return predicted
 
     return Use(MASKS, asked.config, "token", rows)
@@ -155,19 +144,10 @@ def embeddings(asked: Asked) -> Use:
 
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
         texts = [{field: prompted(text) for field, text in row.items()} for row in rows]
-        predicted = texts_to_embed(asked.tokenizer, texts, settings, asked.cut_length)
-        asked.check_lengths(places, predicted.dataset, f"{SHORTEN}, or add --truncate")
-        return predicted
+        return texts_to_embed(asked.tokenizer, texts, settings, asked.options.max_seq_length)
 
     config = replace(asked.config, embedding_pooling=settings.pooling)
     return Use("sentence_embedding", config, "sequence", rows)
-
-
-def check_length(place: str, what: str, tokens: int, maximum: int, advice: str = SHORTEN) -> None:
-    if tokens > maximum:
-        raise UserError(
-            f"{place}: the {what} has {tokens} tokens, and at most {maximum} are possible: {advice}"
-        )
 
 
 class Head(NamedTuple):
@@ -181,9 +161,9 @@ class Head(NamedTuple):
 LENGTH = FineTuningOptions.fine_tuned_length
 QUESTIONS = ("question", "context", "question_column", "context_column")
 TEXTS = ("text", "text_column")
-PAIRS = (*TEXTS, "text_pair", "pair_column", "truncate")
+PAIRS = (*TEXTS, "text_pair", "pair_column")
 EMBEDDINGS = Head(
-    (*TEXTS, "pair_column", "truncate", "embed", "prompt_name"),
+    (*TEXTS, "pair_column", "embed", "prompt_name"),
     EmbeddingTaskOptions.fine_tuned_length,
     embeddings,
 )

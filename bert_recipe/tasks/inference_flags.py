@@ -38,10 +38,9 @@ FLAGS = {
             bounded_int(8, MAX_LENGTH),
             None,
             f"maximum tokens of question and window together, by default "
-            f"{SquadOptions.max_seq_length}; or of a text, "
-            "by default as many as the model has positions",
+            f"{SquadOptions.max_seq_length}; or of a text, which is cut, by default as in its "
+            "training, else as many as the model has positions",
         ),
-        Flag("--truncate", bool, False, "cut texts that are too long, instead of an error"),
     ),
     "a question about a passage (a model of run_squad.py)": (
         Flag("--question", str, None, "the question", ("--context",)),

@@ -85,6 +85,7 @@ class SequenceDataset:
                 )
 
     max_sequences_per_sample = 1
+    num_cut = 0  # texts, or questions, that are longer than the model takes, and are cut
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -148,8 +149,7 @@ class SequenceDataset:
 class TextDataset(SequenceDataset):
     """Texts as `[CLS] text [SEP]`, or with `pairs` as `[CLS] text [SEP] pair [SEP]`, truncated to
     `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
-    for training; None for prediction. share_cut: share of the sequences that are truncated;
-    tokens_cut: share of all tokens that this leaves out.
+    for training; None for prediction. tokens_cut: share of all tokens that truncation leaves out.
     """
 
     def __init__(
@@ -170,10 +170,10 @@ class TextDataset(SequenceDataset):
             whole = [*pair_ids]
             rows = [truncate_pair(first, second, room) for first, second in pair_ids]
         num_tokens = np.array([sum(map(len, row)) for row in whole])
-        num_cut = num_tokens - np.array([sum(map(len, row)) for row in rows])
+        tokens_cut = num_tokens - np.array([sum(map(len, row)) for row in rows])
         self.max_seq_length = max_seq_length
-        self.share_cut = np.count_nonzero(num_cut) / max(1, len(rows))
-        self.tokens_cut = num_cut.sum() / max(1, num_tokens.sum())
+        self.num_cut = int(np.count_nonzero(tokens_cut))
+        self.tokens_cut = tokens_cut.sum() / max(1, num_tokens.sum())
         labels = {}
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}
@@ -186,9 +186,9 @@ class TextDataset(SequenceDataset):
 
     def say_what_is_cut(self, path: Path) -> None:
         """Says which share of the texts in the file `path` the model does not see."""
-        if self.share_cut:
+        if self.num_cut:
             print_once(
-                f"note: {path}: {self.share_cut:.1%} of the texts are longer than "
+                f"note: {path}: {self.num_cut / len(self):.1%} of the texts are longer than "
                 f"{self.max_seq_length} tokens, and {self.tokens_cut:.1%} of all tokens are cut "
                 f"off: --max-seq-length changes that"
             )

@@ -55,7 +55,7 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
         "t",
         "--embed",
     ]
-    flags += ["--truncate", *(() if default else ("--prompt-name", "query"))]
+    flags += () if default else ("--prompt-name", "query")
     assert (
         inference.main(
             ["--init-checkpoint", str(tmp_path / "saved"), "--device", "cpu", *map(str, flags)]

@@ -125,7 +125,7 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
 
     monkeypatch.setattr(inference.LoadedModel, "predict", counted)
     (parts,) = interrupted()
-    assert len(interrupted("--truncate")) == 2
+    assert len(interrupted("--max-seq-length", "32")) == 2
     (model / "tokenizer_config.json").write_text("{}")  # one that was not there
     assert len(interrupted()) == 3
     (model / "tokenizer_config.json").unlink()
@@ -405,12 +405,3 @@ def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):
         "--embed",
     )
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
-
-
-def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
-    model = folder(BertForSequenceClassification, num_labels=2)
-    source = write_csv(tmp_path / "in.csv", ["word " * 70])
-    with pytest.raises(UserError, match=":2: the text has 72 tokens"):
-        run(model, source, tmp_path / "out.csv", "--text-column", "review")
-    run(model, source, tmp_path / "out.csv", "--text-column", "review", "--truncate")
-    assert len(rows_of(tmp_path / "out.csv")) == 1
