@@ -13,8 +13,9 @@ batches have little filler. Both take turns, in float32, or with --amp in bfloat
 weights, with up to 256 tokens of each text. Everything from the text to the Python values is timed.
 A batch size of 1 gives the texts one by one, as a service gets them. Both run torch without
 compilation. --onnx, also beside --amp, compares the files of scripts/export_onnx.py in onnxruntime,
-in float32 and with weights of 8 bits; OpenVINO is not compared. Needs sentence-transformers, and
-with --onnx what scripts/export_onnx.py needs.
+in float32 and with weights of 8 bits; OpenVINO is not compared. --pairs, the dev.tsv of STS-B or a
+table with its columns, adds Spearman's correlation of the cosines of each implementation's vectors
+with the scores. Needs sentence-transformers, and with --onnx what scripts/export_onnx.py needs.
 """
 
 import sys
@@ -48,6 +49,7 @@ from bert_recipe.utils.tables import read_texts
 from scripts import export_onnx
 
 EMBEDDING, CLASSES = "embedding", "classes"
+PAIR_COLUMNS = ("sentence1", "sentence2")
 MAX_TOKENS = 256  # of a text
 PEERS = {EMBEDDING: "sentence-transformers", CLASSES: "transformers"}
 ONNX_FILES = {"onnxruntime": "model.onnx", "onnxruntime, int8": "model_int8.onnx"}
@@ -60,6 +62,7 @@ FLAGS = (
     Flag("--rounds", positive_int, 7, "turns of each implementation"),
     Flag("--amp", bool, False, "bfloat16 instead of float32"),
     Flag("--onnx", bool, False, "also onnxruntime, in float32 and with int8 weights"),
+    Flag("--pairs", Path, None, "table of scored pairs, to compare embeddings with"),
 )
 
 
@@ -90,6 +93,21 @@ class Implementation(ABC):
     def predict(self, texts: list[str]) -> list:
         """What is predicted for each text, as Python values."""
 
+    def vectors(self, texts: list[str]) -> list:
+        """The embeddings of the texts."""
+        return self.predict(texts)
+
+    def spearman(self, pairs: Path) -> float:
+        """Correlation of the cosines of the table's pairs with their scores."""
+        from scipy import stats
+
+        rows = [row for _, row in read_texts(pairs, PAIR_COLUMNS, ["score"])]
+        first, second = (
+            torch.tensor(self.vectors([row[name] for row in rows])) for name in PAIR_COLUMNS
+        )
+        cosines = torch.cosine_similarity(first, second).tolist()
+        return float(stats.spearmanr(cosines, [float(row["score"]) for row in rows]).statistic)
+
     def turn(self, _number: int) -> float:
         """Texts per second of processor time."""
         started = time.process_time()
@@ -110,7 +128,7 @@ class ThisProject(Implementation):
             "device": "cpu",
         }
         words = [f"--{name}={value}" for name, value in flags.items()]
-        words += ["--truncate", *(["--embed"] if args.task == EMBEDDING else [])]
+        words += ["--embed"] if args.task == EMBEDDING else []
         words += ["--input=texts.jsonl", "--output=predicted.jsonl", "--text-column=text"]
         self.model = inference.open_model(inference.parse_arguments(words))
 
@@ -118,6 +136,9 @@ class ThisProject(Implementation):
         places = [str(number) for number in range(len(texts))]
         rows = self.model.use.rows(places, [{"text": text} for text in texts])
         return self.model.predict(rows)
+
+    def vectors(self, texts: list[str]) -> list:
+        return [prediction.columns["embedding"] for prediction in self.predict(texts)]
 
 
 class SentenceTransformers(Implementation):
@@ -246,12 +267,17 @@ def main(argv: list[str] | None = None) -> None:
             export_onnx.main(words)
             for name, file in ONNX_FILES.items():
                 workers[name] = Worker(OnnxRuntime, (args, exported, texts, file))
+        scores = {}
+        if args.pairs is not None:
+            scores = {name: worker.call("spearman", args.pairs) for name, worker in workers.items()}
         rates, settings, _ = measure_in_turns(workers, args.rounds)
     own = rates[THIS_PROJECT]
     peers = {name: found for name, found in rates.items() if name != THIS_PROJECT}
     ratios = {name: paired_ratio(own, found) for name, found in peers.items()}
     for name, found in rates.items():
         print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
+    for name, score in scores.items():
+        print_line(f"{name}: Spearman correlation {score:.4f}")
     for name, ratio in ratios.items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio)}")
     shown = ("task", "batch_size", "amp", "texts", "rounds")
@@ -264,6 +290,8 @@ def main(argv: list[str] | None = None) -> None:
         "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
         "speedup": ratios,
     }
+    if scores:
+        result |= {"pairs": args.pairs.name, "spearman": scores}
     precision = "bf16" if args.amp else "fp32"
     name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-{precision}"
     write_result(args.output, name, CPU, result)

@@ -2,19 +2,21 @@
 somewhere.
 """
 
+import argparse
 import re
 import statistics
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import ROOT, read_json
+from program_flags import first_parser, load
 from scipy import stats
 
 from benchmarks import speed_picture, speed_rows
 from benchmarks.speed_picture import TITLES, read_rows
-from bert_recipe.reporting.paired_scores import MeanScore, compare_scores, holm
+from bert_recipe.reporting.paired_scores import holm
 
 HEADING = re.compile(r"^## ", re.MULTILINE)
 # Of performance.md all tables are results, of other pages those of a section.
@@ -39,7 +41,7 @@ def result_rows(page: str, section: str) -> list[str]:
 @pytest.mark.parametrize(("page", "section"), TABLES)
 def test_every_row_of_results_has_a_file(page, section):
     rows = result_rows(page, section)
-    assert len(rows) >= 3
+    assert rows
     for row in rows:
         links = re.findall(r"\]\(([^)]*benchmarks/results/[^)]+)\)", row)
         assert links, f"no file in benchmarks/results: {row}"
@@ -313,48 +315,6 @@ def test_figures_of_readme_are_those_of_the_pages():
         assert any(set(figures_of(" ".join(cells))) <= each for each in found), row
 
 
-def right_rows(result: dict, model: str, comparison: dict) -> list[MeanScore]:
-    """Which rows each seed of a model got right."""
-    (run,) = (
-        run
-        for run in result["runs"]
-        if all(run[name] == comparison[name] for name in ("task", "fine_tuning"))
-        if run["model"] == model
-    )
-    by_seed = {one["seed"]: one["right"] for one in run["seeds"]}
-    return [
-        MeanScore(np.array(list(map(int, by_seed[seed])), float)) for seed in comparison["seeds"]
-    ]
-
-
-def test_scores_before_and_after_more_pre_training_are_those_of_their_file():
-    rows = result_rows("docs/continue_pretraining.md", "What was measured?")
-    rows = [row for row in rows if "adaptation-" not in row]
-    p_values = []
-    for row in rows:
-        (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
-        result = read_result(name)
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        model, task, fine_tuning, *scores = cells[:-1]
-        (comparison,) = (
-            one
-            for one in result["comparisons"]
-            if (one["after"], one["task"]) == (model, task)
-            if fine_tuning.startswith(f"{one['fine_tuning']}, {len(one['seeds'])} ")
-        )
-        sides = (right_rows(result, comparison[name], comparison) for name in ("before", "after"))
-        difference = compare_scores(*sides, True)
-        values = [*difference.means, difference.value, *difference.interval]
-        assert comparison["interval"] == pytest.approx(difference.interval)
-        figures = re.findall(r"[-+]?\d+\.\d", " ".join(scores))
-        for value, figure in zip(values, figures, strict=True):
-            assert rounds_to(100 * value, figure), row
-        p_values.append(difference.p_value)
-    num_others = 19 - len(rows)  # that were measured, too
-    assert not any("**" in row for row in rows)
-    assert min(holm([*p_values, *[1.0] * num_others])) > 0.05
-
-
 def test_what_adaptation_did_to_vectors_is_that_of_its_file():
     lines = " ".join(read_result("adaptation-2026-11-29.json")["lines"])
     rows = result_rows("docs/continue_pretraining.md", "What was measured?")
@@ -368,3 +328,40 @@ def test_what_adaptation_did_to_vectors_is_that_of_its_file():
         for value, figure in zip(values, figures, strict=True):
             assert rounds_to(float(value), figure), row
         assert "p < 0.001" in line and "**" in row
+
+
+def commands_in(value: object) -> Iterator[str]:
+    """The commands of all runs in a result file."""
+    if isinstance(value, dict):
+        if isinstance(command := value.get("command"), str):
+            yield command
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from commands_in(part)
+
+
+def commands_of_older_files() -> dict[str, list[str]]:
+    """The commands of benchmarks/README.md that make a file again, by its name."""
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[.*?\]\(results/(.*?)\) \| (.*) \|$", page, re.MULTILINE)
+    return {name: re.findall(r"`(?:python3 benchmarks/)?(.*?)`", cell) for name, cell in rows}
+
+
+def test_every_result_file_says_which_program_here_makes_it_and_with_which_flags():
+    """In the file, or, if the program was another one, in a table of benchmarks/README.md."""
+    older = commands_of_older_files()
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    for path in sorted((ROOT / "benchmarks" / "results").iterdir()):
+        commands = older.pop(path.name, None)
+        if commands is None:
+            commands = set(commands_in(read_json(path)))
+        assert commands, f"{path.name} names no command"
+        for command in commands:
+            program, *words = command.partition(";")[0].split()
+            if program not in parsers:
+                parsers[program] = first_parser(load(ROOT / "benchmarks" / program))
+            flags = {word for word in words if word.startswith("--")}
+            unknown = flags - parsers[program]._option_string_actions.keys()
+            assert not unknown, f"{path.name}: {program} has no {unknown}"
+    assert not older, f"benchmarks/README.md has commands of {older.keys()}, which are not there"
