@@ -99,12 +99,14 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_packages(findings, config)
     with findings.check(), start_runtime(one, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
+        options = PROGRAMS[name].task_options(args)
         # Of the first fold, if there are several.
-        run = next(iter(open_runs(one, PROGRAMS[name].task_options(args), runtime).values()))
+        run = next(iter(open_runs(one, options, runtime).values()))
         loader = config.loader
         if "global_batch_size" in config.chosen_by_rule:
             loader = loader_of(config, run.values.loader.global_batch_size)
-        memory = MemorySettings(config, run.task.in_sequences(loader, run.data.dataset))
+        loader = options.in_sequences(loader, run.data.dataset)
+        memory = MemorySettings(config, loader, task_memory=options.resident_memory())
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
                 check(findings, run)

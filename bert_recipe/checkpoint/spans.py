@@ -1,6 +1,6 @@
 """Which parameters train, said once: by name, from which update and until which one."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -31,18 +31,16 @@ class Span(NamedTuple):
 NEVER = Span(0, 0)
 
 
-def training_spans(
-    model: PreTrainedModel, untrained: Collection[str], encoder_start: int | None
-) -> dict[str, Span]:
-    """The span of each parameter of a model. untrained: names of those that never train.
-    encoder_start: the update after which the encoder trains, too, and not only the heads and the
-    pooler; None if it is not known yet.
+def training_spans(model: PreTrainedModel, encoder_start: int | None) -> dict[str, Span]:
+    """The span of each parameter of a model: NEVER without `requires_grad`. encoder_start: the
+    update after which the encoder trains, too, and not only the heads and the pooler; None if it is
+    not known yet.
     """
     spans = {}
-    for name, _ in model.named_parameters():
+    for name, p in model.named_parameters():
         is_of_head = name.startswith(model.optional_heads)
         spans[name] = Span() if is_of_head else Span(encoder_start)
-        if name in untrained:
+        if not p.requires_grad:
             spans[name] = NEVER
     return spans
 

@@ -71,7 +71,6 @@ class TrainState:
     host reads `step` from `device_step` on the device. The learning-rate schedule starts at update
     `schedule_start`.
 
-    untrained: parameters that never train.
     spans: the updates that train each parameter.
     encoder_start: the update after which the encoder is trained, too; None while only the head is.
     head_losses: of the last updates of the head alone.
@@ -86,7 +85,6 @@ class TrainState:
         optimizer_spec: StateSpec,
         loss_scale: SavedLossScale,
         distributed: DistributedContext,
-        untrained: Collection[str] = (),
     ):
         self.run, self.record, self.prefix = run, run.record, run.settings.prefix
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
@@ -105,7 +103,6 @@ class TrainState:
             "python": platform.python_version(),
             FLOAT32_LINEAR: float32_library(),
         }
-        self.untrained = untrained
         self.start_encoder(0)
         self.head_losses: list[float] = []
         self.pooler: dict[str, Tensor] = {}
@@ -120,7 +117,7 @@ class TrainState:
     def start_encoder(self, step: int | None) -> None:
         """Trains the encoder from the update after `step` on; None: from one not known yet."""
         self.encoder_start = step
-        self.spans = training_spans(self.model, self.untrained, step)
+        self.spans = training_spans(self.model, step)
 
     @property
     def epoch_and_step(self) -> tuple[int, int]:
@@ -309,7 +306,7 @@ class TrainState:
                 f"checkpoint {folder} was saved with {progress.optimizer}, not "
                 f"{self.saved_optimizer}: {advice}"
             )
-        spans = training_spans(self.model, self.untrained, progress.encoder_start)
+        spans = training_spans(self.model, progress.encoder_start)
         trained = {name for name, span in spans.items() if span.has_state(progress.step)}
         self._restore_optimizer(folder.path / (self.prefix + OPTIMIZER_SUFFIX), trained)
         self.load_weights(folder)

@@ -22,17 +22,17 @@ def layer_depths(model: PreTrainedModel) -> dict[str, int]:
     return {name: depths.get(p, top) for name, p in model.named_parameters()}
 
 
-def lowest_layers(model: PreTrainedModel, count: int | None) -> frozenset[str]:
-    """The names of the parameters of the embeddings and the first `count` layers; none if that is
-    None. Raises UserError if there are fewer layers.
+def freeze_lowest_layers(model: PreTrainedModel, count: int) -> None:
+    """Lets the embeddings and the first `count` layers of a model never train. Raises UserError if
+    there are fewer layers.
     """
-    if count is None:
-        return frozenset()
     if count > len(model.layers):
         raise UserError(
             f"--freeze-layers {count}: the model has {len(model.layers)} layers: give fewer"
         )
-    return frozenset(name for name, depth in layer_depths(model).items() if depth <= count)
+    for name, depth in layer_depths(model).items():
+        if depth <= count:
+            model.get_parameter(name).requires_grad_(False)
 
 
 def layerwise_groups(

@@ -22,6 +22,7 @@ from bert_recipe.optimization.protocol import (
     StateTensor,
     adam_state,
     parameter_groups,
+    trained_parameters,
 )
 
 if TYPE_CHECKING:
@@ -297,12 +298,8 @@ def muon_groups(
         optimizer = NorMuon(muon_groups(model, weight_decay=0.01), lr=1e-3)
     """
     rows = {name: len(p) for name, p in model.named_parameters() if p.dim()}
-    named = dict(model.named_parameters()) if parameters is None else parameters
-    stacked = {
-        name: count
-        for name, count in hidden_matrices(model).items()
-        if name in named and named[name].requires_grad
-    }
+    named = trained_parameters(model, parameters)
+    stacked = {name: count for name, count in hidden_matrices(model).items() if name in named}
     others = {name: p for name, p in named.items() if name not in stacked}
     groups = [{**group, "stacked": 0} for group in parameter_groups(model, weight_decay, others)]
     for count in sorted(set(stacked.values())):

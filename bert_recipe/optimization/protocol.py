@@ -61,6 +61,15 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
     }
 
 
+def trained_parameters(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None
+) -> dict[str, nn.Parameter]:
+    """The tensors that an optimizer updates, by name. parameters: see `parameter_groups`."""
+    own = dict(model.named_parameters())
+    named = own if parameters is None else parameters
+    return {name: p for name, p in named.items() if own[name].requires_grad}
+
+
 def parameter_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> list[ParameterGroup]:
@@ -70,11 +79,10 @@ def parameter_groups(
         optimizer = Lamb(parameter_groups(model, weight_decay=0.01), lr=1e-3)
 
     parameters: tensors to update instead of the model's own, by name, such as shards or float32
-    copies; those that never train may be left out.
+    copies. Those without `requires_grad` in the model never train.
     """
     undecayed = undecayed_parameters(model)
-    named = dict(model.named_parameters()) if parameters is None else parameters
-    trained = {name: p for name, p in named.items() if p.requires_grad}
+    trained = trained_parameters(model, parameters)
     return [
         {
             "params": [p for name, p in trained.items() if name not in undecayed],

@@ -244,11 +244,6 @@ class FineTuningTask(Task, Protocol):
             "steps": max_steps,
         }
 
-    def in_sequences(
-        self, loader: LoaderConfig, dataset: StreamDataset | None = None
-    ) -> LoaderConfig:
-        return self.options.in_sequences(loader, dataset)
-
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
         reading = json_digest([scored_set.dataset.digest() for scored_set in scored_sets])[:16]
         chosen = self.options.metric_for_best_model

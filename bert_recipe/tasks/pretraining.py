@@ -178,11 +178,6 @@ class PretrainingTask(SeparableTask):
     def logged_settings(self, data: TaskData, batch_size: int, max_steps: int) -> JsonObject:
         return {"batch_size_per_gpu": batch_size}
 
-    def in_sequences(
-        self, loader: LoaderConfig, dataset: StreamDataset | None = None
-    ) -> LoaderConfig:
-        return self.options.in_sequences(loader, dataset)
-
     def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
         ids_T = stream["input_ids"].copy()
         ids_T[stream["mlm_positions"]] = stream["mlm_labels"]

@@ -179,10 +179,6 @@ class Task(Protocol):
         """
         return {}
 
-    def resident_memory(self) -> dict[str, float]:
-        """See TaskOptions."""
-        return {}
-
     def recheck(self, data: TaskData, runtime: Runtime) -> None:
         """Checks the data again when a run resumes and its files are not those that the checkpoint
         has seen; called on all ranks.
@@ -196,12 +192,6 @@ class Task(Protocol):
         batch_size: sequences per micro-batch.
         max_steps: updates of the run.
         """
-
-    @abstractmethod
-    def in_sequences(
-        self, loader: LoaderConfig, dataset: StreamDataset | None = None
-    ) -> LoaderConfig:
-        """See TaskOptions."""
 
     def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
         """The token ids [T] of the text that a stream was made of."""

@@ -168,7 +168,7 @@ def check_memory(findings: Findings, run: Run, settings: MemorySettings) -> None
 
 def needed_and_free_memory(run: Run, settings: MemorySettings) -> tuple[float, float]:
     """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
-    needed = estimate_memory(run.make_model(), settings, run.task.resident_memory()).total
+    needed = estimate_memory(run.make_model(), settings).total
     needed += LIBRARY_BYTES[settings.device.type]
     if settings.device.type == "cuda":
         torch.cuda.empty_cache()  # from earlier checks

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.start import Start
-from bert_recipe.config import CUSTOM, FINE_TUNING, LoaderConfig, RunConfig
+from bert_recipe.config import CUSTOM, FINE_TUNING, RunConfig
 from bert_recipe.config.arguments import make_run_config, parse_run_arguments, run_flags
 from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -56,16 +56,8 @@ class OwnTask(SeparableTask):
     head = ""
     metric = "loss"
 
-    def open(self, *_: Any) -> NoReturn:
-        raise NotImplementedError("the data of this task is given")
-
     def logged_settings(self, data: TaskData, batch_size: int, max_steps: int) -> JsonObject:
         return {"task": self.name, "train_batch_size": batch_size, "steps": max_steps}
-
-    def in_sequences(
-        self, loader: LoaderConfig, dataset: StreamDataset | None = None
-    ) -> LoaderConfig:
-        return loader
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         return {"loss": model(micro_batch, objective=self.sum_of_losses)}

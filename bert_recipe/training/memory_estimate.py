@@ -52,6 +52,7 @@ class MemorySettings:
     without a GPU.
 
     loader, parallel: of a run, by default as typed.
+    task_memory: see TaskOptions.resident_memory.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class MemorySettings:
         config: RunConfig,
         loader: LoaderConfig | None = None,
         parallel: ParallelConfig | None = None,
+        task_memory: Mapping[str, float] | None = None,
     ):
         loader, parallel = loader or config.loader, parallel or config.parallel
         runtime, precision = config.runtime, config.precision
@@ -67,7 +69,7 @@ class MemorySettings:
         )
         self.device = torch.device("cuda" if on_gpu else "cpu")
         check_parallel(config, self.device)
-        self.parallel = parallel
+        self.parallel, self.task_memory = parallel, Counter(task_memory)
         self.world_size = config.world_size
         self.saves = not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader)
@@ -129,17 +131,10 @@ def num_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def estimate_memory(
-    model: PreTrainedModel, settings: MemorySettings, task_memory: Mapping[str, float] | None = None
-) -> MemoryEstimate:
-    """The estimate of a run.
-
-    model: the trained one, which may be on the meta device.
-    settings: of the run.
-    task_memory: see TaskOptions.resident_memory.
-    """
+def estimate_memory(model: PreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
+    """The estimate of a run. model: the trained one, which may be on the meta device."""
     resident, host = resident_memory(model, settings)
-    resident += Counter(task_memory)
+    resident += settings.task_memory
     alive = {name: resident + memory for name, memory in phases(model, settings)}
     moment = max(alive, key=lambda name: alive[name].total())
     largest = {part: int(max(memory[part] for memory in alive.values())) for part in COMPONENTS}
@@ -330,10 +325,11 @@ class UpdateMemory:
 
 def print_estimate(config: RunConfig, options: TaskOptions, architecture: ModelConfig) -> None:
     """Prints --estimate-memory's table on the first process."""
-    settings = MemorySettings(config, options.in_sequences(config.loader))
+    loader, task_memory = options.in_sequences(config.loader), options.resident_memory()
+    settings = MemorySettings(config, loader, task_memory=task_memory)
     with torch.device("meta"):
         model = make_model(options.head, architecture)
-    estimate = estimate_memory(model, settings, options.resident_memory())
+    estimate = estimate_memory(model, settings)
     precision = settings.precision
     dtype = str(precision.dtype).removeprefix("torch.")
     if precision.autocast:

@@ -1,6 +1,6 @@
 """Setup shared by all programs: starts the runtime, and builds a trainer with its callbacks."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
-from bert_recipe.optimization.layers import lowest_layers
+from bert_recipe.optimization.layers import freeze_lowest_layers
 from bert_recipe.optimization.lr_scheduler import make_schedule, rate_table
 from bert_recipe.optimization.precision import (
     LossScale,
@@ -163,12 +163,22 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     torch.manual_seed(run.record.seed)
     model = model or run.make_model()
     check_memory(model, runtime, tensors_per_parameter=3)
-    untrained = lowest_layers(model, run.settings.trainer.freeze_layers)
-    parallel = apply_strategies(model, untrained, run, runtime)
+    num_frozen = run.settings.trainer.freeze_layers
+    if num_frozen is not None:
+        freeze_lowest_layers(model, num_frozen)
+    parallel = parallelize(
+        model,
+        run.parallel,
+        runtime.precision,
+        runtime.device,
+        runtime.distributed,
+        run.task.frozen_models,
+        falls_back=run.settings.parallel.compile == "auto",
+    )
     device = parallel.optimizer_device
     peak_rate = run.values.schedule.learning_rate
     learning_rate = torch.tensor(peak_rate, dtype=torch.float32, device=device)
-    state = make_state(run, parallel, untrained, learning_rate, runtime)
+    state = make_state(run, parallel, learning_rate, runtime)
     state.restore()
     check_updates_left(state.schedule_start, run.max_steps)
 
@@ -217,25 +227,6 @@ def make_loader(run: Run, trainer: Trainer) -> StepLoader:
     )
 
 
-def apply_strategies(
-    model: PreTrainedModel, untrained: Collection[str], run: Run, runtime: Runtime
-) -> ParallelModel:
-    """`model` on its device, with the strategies of the run. untrained: parameters that never
-    train, of which autograd computes no gradients.
-    """
-    for name in untrained:
-        model.get_parameter(name).requires_grad_(False)
-    return parallelize(
-        model,
-        run.parallel,
-        runtime.precision,
-        runtime.device,
-        runtime.distributed,
-        run.task.frozen_models,
-        falls_back=run.settings.parallel.compile == "auto",
-    )
-
-
 def run_settings(run: Run, state: TrainState) -> JsonObject:
     """What to log at the start."""
     settings = run.record.arguments | {
@@ -260,23 +251,16 @@ def schedule_of(run: Run, state: TrainState) -> Callable[[int], float]:
 
 
 def make_state(
-    run: Run,
-    parallel: ParallelModel,
-    untrained: Collection[str],
-    learning_rate: Tensor,
-    runtime: Runtime,
+    run: Run, parallel: ParallelModel, learning_rate: Tensor, runtime: Runtime
 ) -> TrainState:
-    """The state of a run before its first update, with its optimizer.
-
-    untrained: parameters that never train.
-    learning_rate: the tensor that the optimizer reads.
+    """The state of a run before its first update, with its optimizer. learning_rate: the tensor
+    that the optimizer reads.
     """
-    parameters = parallel.named_parameters()
     optimizer = make_optimizer(
         run.settings.optimizer,
         parallel.model,
         learning_rate,
-        {name: p for name, p in parameters.items() if name not in untrained},
+        parallel.named_parameters(),
         parallel.shard_group,
         parallel.replica_group,
         optimizer_product_dtype(runtime.precision, learning_rate.device),
@@ -287,7 +271,7 @@ def make_state(
         types = run.settings.precision
         loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, learning_rate.device)
     spec, distributed = spec_of(optimizer), runtime.distributed
-    return TrainState(run, parallel, optimizer, spec, loss_scale, distributed, untrained)
+    return TrainState(run, parallel, optimizer, spec, loss_scale, distributed)
 
 
 def check_updates_left(first: int, max_steps: int) -> None:

@@ -67,9 +67,6 @@ class ReplacedTokens(PretrainingTask):
     def identity(self) -> dict[str, str]:
         return {"generator": f"{self.generator.word_embeddings.weight.detach().sum():.6f}"}
 
-    def resident_memory(self) -> dict[str, float]:
-        return {"weights": 4 * num_parameters(self.generator)}
-
     def objective(self, model: PreTrainedModel, micro_batch: MicroBatch) -> dict[str, Tensor]:
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
         positions_M = micro_batch["mlm_positions"]
@@ -210,10 +207,15 @@ def summed_losses(model: Pair, micro_batch: MicroBatch) -> Tensor:
     return found + F.cross_entropy(logits_MV, labels_M, reduction="sum")
 
 
-def trained_pair(output: Path, steps_this_run: int | None = None) -> tuple[Pair, Path]:
-    """A pair after four updates, or so many in this process, and its model folder."""
+def trained_pair(
+    output: Path, steps_this_run: int | None = None, is_frozen: bool = False
+) -> tuple[Pair, Path]:
+    """A pair after four updates, or so many in this process, and its model folder. is_frozen: the
+    embeddings of the discriminator are.
+    """
     torch.manual_seed(0)
     model = Pair()
+    model.bert.embeddings.requires_grad_(not is_frozen)
     folder = train(
         model,
         OwnTask(summed_losses, 32),
@@ -247,8 +249,20 @@ def test_a_generator_that_trains_too_is_resumed_and_is_in_no_model_folder(tmp_pa
     assert torch.equal(loaded.classifier.weight, whole.classifier.weight)
 
 
+def test_parameters_without_gradients_never_train_and_the_run_is_resumed(tmp_path):
+    torch.manual_seed(0)
+    start = dict(Pair().named_parameters())
+    whole, _ = trained_pair(tmp_path / "one", is_frozen=True)
+    trained_pair(tmp_path / "parts", 2, is_frozen=True)
+    parts, _ = trained_pair(tmp_path / "parts", is_frozen=True)
+    for (name, p), q in zip(whole.named_parameters(), parts.parameters(), strict=True):
+        assert torch.equal(p, q), name
+        is_frozen = name.startswith("bert.embeddings.")
+        assert torch.equal(p, start[name]) == is_frozen or "pooler" in name, name
+
+
 def test_a_second_model_is_in_the_estimate_of_the_memory():
-    task = make_task()
+    generator = make_task().generator
     config = RunConfig(
         TrainerConfig(1, checkpoint_folder=Path("unused")),
         LoaderConfig(4, 4, 32, 4),
@@ -258,10 +272,10 @@ def test_a_second_model_is_in_the_estimate_of_the_memory():
         StartConfig(),
         runtime=RuntimeConfig(device="cpu"),
     )
-    settings = MemorySettings(config)
-    without = estimate_memory(discriminator(), settings)
-    estimate = estimate_memory(discriminator(), settings, task.resident_memory())
-    assert estimate.total - without.total == 4 * num_parameters(task.generator)
+    size = 4 * num_parameters(generator)
+    without = estimate_memory(discriminator(), MemorySettings(config))
+    settings = MemorySettings(config, task_memory={"weights": size})
+    assert estimate_memory(discriminator(), settings).total - without.total == size
 
 
 def test_another_second_model_is_another_run():

@@ -267,8 +267,7 @@ def test_questions_that_are_cut_are_told(tmp_path, capsys):
     for length, is_told in ((4, True), (8, False)):
         lengths = {"max_seq_length": 32, "max_query_length": length}
         options = SquadTaskOptions(train_file=path, predict_file=path, **lengths)
-        predicted = SquadTask(options, 32)
-        for opens in (partial(SquadTask.learning, options), predicted.prediction_sets):
+        for opens in (partial(SquadTask.learning, options), SquadTask(options, 32).prediction_sets):
             printed_once.clear()
             opens(TOKENIZER)
             told = f"{path}: 1 questions are longer than 4 tokens, and are cut"

@@ -115,10 +115,10 @@ class SquadTask(FineTuningTask, SeparableTask):
     def fine_tuned(
         cls, options: SquadTaskOptions, max_seq_length: int, config: ModelConfig, folder: Path
     ) -> "SquadTask":
-        return cls(options, max_seq_length)
+        return cls(replace(options, max_seq_length=max_seq_length), max_seq_length)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
-        options = replace(self.options, max_seq_length=self.max_seq_length)
+        options = self.options
         path, is_scored = options.predict_file, options.do_eval
         if path is None:
             return []
