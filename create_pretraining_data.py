@@ -115,10 +115,11 @@ def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
     if is_done(old, unit):
         return True
     if path.exists() and not overwrite:
+        then, now = old.identity if old else unit.identity, unit.identity
         changes = [
-            f"{name} {old.identity.get(name)}, not {value}"
-            for name, value in unit.identity.items()
-            if old and old.identity.get(name) != value
+            f"{name} {then.get(name)}, not {now.get(name)}"
+            for name in {**now, **then}
+            if then.get(name) != now.get(name)
         ]
         reason = f"was made with {changes[0]}" if changes else "has no record, or has changed since"
         raise UserError(
@@ -136,13 +137,13 @@ def summary(records: list[Record], statistics: SampleStatistics, options: Sample
         )
     share = f"{statistics.masked_share:.1%} of their tokens masked"
     masked = share if statistics.masked else "masked when they are read"
-    lost = lost_share(records)
-    in_no_sample = "" if lost is None else f"{lost:.1%} of the text's tokens are in no sample; "
+    dropped = counts["truncated"] / counts["untruncated"]
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['corpus_tokens']:,} tokens -> {statistics.samples:,} samples\n"
-        f"{in_no_sample}truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the "
-        f"tokens of each pass; samples are filled to {statistics.fill:.1%}; {masked}; "
+        f"{lost_share(records):.1%} of the text's tokens are in no sample; truncation drops "
+        f"{dropped:.1%} of the tokens of each pass; samples are filled to {statistics.fill:.1%}; "
+        f"{masked}; "
         f"{statistics.random_next_share:.1%} with a random next"
     )
 

@@ -54,7 +54,7 @@ def identity_of(
     task: what else defines the run, by name, for JSON (see Task.identity).
     """
     development = development or DevelopmentData()
-    # Older records do not have them.
+    # Both follow from the task.
     config = replace(model_config, text_pairs=None, label_all_tokens=None)
     return {
         WEIGHTS: weights,

@@ -31,7 +31,7 @@ class Progress(RunRecord):
     best_step: that of the best one, or None.
     encoder_start, head_losses: see TrainState.
 
-    Those with a default are missing in checkpoints of older versions.
+    Those with a default are not in the files that older.py reads.
     """
 
     phase: str = field()  # which all have, as those after it
@@ -44,12 +44,12 @@ class Progress(RunRecord):
     loss_scale: dict[str, float]
     train_seconds: float
     raw_train_seconds: float
-    world_size: int | None = None
+    world_size: int
+    encoder_start: int | None
+    head_losses: list[float]
+    versions: JsonObject
     evaluations: list[JsonObject] = field(default_factory=list)
     best_step: int | None = None
-    encoder_start: int | None = 0
-    head_losses: list[float] = field(default_factory=list)
-    versions: JsonObject = field(default_factory=dict)
 
 
 def read_progress(folder: Path, prefix: str) -> Progress:
@@ -82,7 +82,7 @@ def check_same_run(
     where, ways_out = f"checkpoint {folder}", WAYS_OUT
     if is_own:
         where, ways_out = str(folder.path.parent), WAYS_OUT_OF_A_FOLDER
-    if progress.phase not in (record.phase, None):
+    if progress.phase != record.phase:
         raise UserError(
             f"{where}: the phase or task was {progress.phase}; this run uses {record.phase}: "
             f"{ways_out}"

@@ -183,10 +183,8 @@ class VocabularyOptions:
         )
 
     def values(self) -> dict[str, Any]:
-        """The options as manifests have them; older ones have `reserved`, and no
-        `strip_accents`.
-        """
-        values = asdict(self) | {"reserved": [], "sample_mb": SAMPLE_MB}
+        """The options as manifests have them."""
+        values = asdict(self) | {"sample_mb": SAMPLE_MB}
         del values["strip_accents"]
         return values | self.casing.settings()
 

@@ -59,10 +59,7 @@ def format_stage(
     """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with
     files.
     """
-    values = asdict(options) | {
-        "dataset": dataset,
-        "columns": [],  # an option of earlier versions, whose folders stay up to date
-    }
+    values = asdict(options) | {"dataset": dataset}
     check_source_paths(paths, output_dir)
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
 
@@ -292,8 +289,7 @@ def model_vocabulary_stage(
         values = training.values()
     else:
         values = {**source.tokenizer.casing_settings(), "add": options.add}
-    # `new_rows` was an option of earlier versions, whose folders stay up to date.
-    values |= {"sample_mb": SAMPLE_MB, "new_rows": "mean", "model_name": name}
+    values |= {"sample_mb": SAMPLE_MB, "model_name": name}
     return Stage("vocabulary", output_dir / "vocab", values, find_inputs, make)
 
 
@@ -354,31 +350,24 @@ def hdf5_stage(
         for file_name, content in model_files(tokenizer, length).items():
             write_atomically(folder / file_name, content)
         write_report(folder, statistics, tokenizer)
-        counts = {
+        return {
             "samples": statistics.samples,
             "shards": statistics.shards,
             "%_full": round(100 * statistics.fill, 1),
             "%_masked": round(100 * statistics.masked_share, 1),
             "%_random_next": round(100 * statistics.random_next_share, 1),
             UNKNOWN: round(100 * statistics.unknown_share, 1),
+            LOST: round(100 * lost_share(records), 1),
         }
-        lost = lost_share(records)
-        return counts if lost is None else counts | {LOST: round(100 * lost, 1)}
 
     def find_doubts(counts: JsonObject) -> list[str]:
         from bert_recipe.data_preparation.samples.sample_statistics import doubts
 
         if split == "test":  # the same text, nearly
             return []
-        lost = counts.get(LOST)
-        return doubts(
-            length,
-            None if lost is None else lost / 100,
-            counts.get(UNKNOWN, 0) / 100,
-            counts["%_random_next"] / 100,
-        )
+        names = (LOST, UNKNOWN, "%_random_next")
+        return doubts(length, *(counts[name] / 100 for name in names))
 
     values = asdict(options) | {"do_lower_case": do_lower_case}
-    values["compression"] = "none"  # an option of earlier versions, whose folders stay up to date
     folder = output_dir / "hdf5" / parent / split
     return Stage(name, folder, values, find_inputs, make, find_doubts=find_doubts)

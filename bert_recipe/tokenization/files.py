@@ -108,7 +108,7 @@ class Casing(NamedTuple):
         return self.strip_accents == self.do_lower_case
 
     def settings(self) -> dict[str, bool]:
-        """What `of` reads, without defaults: older files have `do_lower_case` only."""
+        """What `of` reads, without defaults."""
         if self.is_usual:
             return {"do_lower_case": self.do_lower_case}
         return self._asdict()
@@ -465,7 +465,7 @@ def tokens_added_beside(file: TokenizerFile, vocab: Container[str]) -> AddedToke
     config, path = file.settings, file.path.with_name(TOKENIZER_CONFIG)
     if config["added_tokens_decoder"] is not None:
         added = numbered_tokens(config["added_tokens_decoder"], path)
-    else:  # of older versions
+    else:  # of transformers before 4.34
         config = config | file.special_tokens_map
         added = tokens_with_ids(file.added_ids, config, path)
     with_role = {parse_token(value, path)[0] for value in named_tokens(config)}

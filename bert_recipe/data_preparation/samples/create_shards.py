@@ -102,11 +102,7 @@ def create_shards(
     """Makes the shards in `folder`. Returns their records and sums. units: see `shard_units`."""
     with progress_bar(sum(unit.size for unit in units), title) as bar:
         records = run_units(folder, units, executor, bar.update)
-    # Records of earlier versions have the statistics as "findings".
-    statistics = []
-    for record in records:
-        fields = record.counts.get("statistics") or record.counts["findings"]
-        statistics.append(SampleStatistics(**fields))
+    statistics = [SampleStatistics(**record.counts["statistics"]) for record in records]
     return records, SampleStatistics.total(statistics)
 
 
@@ -200,15 +196,10 @@ def unknown_advice(vocab_file: Path) -> str:
     )
 
 
-def lost_share(records: Sequence[Record]) -> float | None:
-    """The share of the text's tokens that are in no sample; None if it was not counted, as by
-    earlier versions.
-    """
-    counts = [record.counts for record in records]
-    if not all("covered_tokens" in of_shard for of_shard in counts):
-        return None
-    covered = sum(of_shard["covered_tokens"] for of_shard in counts)
-    return 1 - covered / sum(of_shard["corpus_tokens"] for of_shard in counts)
+def lost_share(records: Sequence[Record]) -> float:
+    """The share of the text's tokens that are in no sample."""
+    covered = sum(record.counts["covered_tokens"] for record in records)
+    return 1 - covered / sum(record.counts["corpus_tokens"] for record in records)
 
 
 # Number of samples; tokens before and removed by truncation; tokens of the corpus in samples;

@@ -30,7 +30,6 @@ Attributes = JsonObject
 def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOptions) -> Attributes:
     """Everything that decides a shard's content, besides its file name."""
     return asdict(options) | {
-        "compression": "none",  # an option of earlier versions, whose shards stay complete
         "schema_version": SCHEMA_VERSION,
         "vocab_sha256": tokenizer.vocab_sha256,
         "vocab_size": tokenizer.vocab_size,

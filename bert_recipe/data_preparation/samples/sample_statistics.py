@@ -64,16 +64,14 @@ class SampleStatistics:
         return self.labels[2] / self.samples
 
 
-def doubts(
-    sequence_length: int, lost: float | None, unknown: float, random_next: float
-) -> list[str]:
+def doubts(sequence_length: int, lost: float, unknown: float, random_next: float) -> list[str]:
     """What a user has to know of samples whose text is lost, or teaches nothing.
 
-    lost: share of the text's tokens that are in no sample; None if unknown.
+    lost: share of the text's tokens that are in no sample.
     unknown: share of [UNK]. random_next: share of the samples.
     """
     problems = []
-    if lost is not None and lost >= NOTED_LOSS:
+    if lost >= NOTED_LOSS:
         problems.append(
             f"{lost:.1%} of the text's tokens are lost, since lines are long for samples of "
             f"{sequence_length} tokens, which take a part of each"
