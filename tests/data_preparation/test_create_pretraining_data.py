@@ -349,11 +349,8 @@ def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder
     words = command(text, output.parent, "--num-workers", 1)
     create_pretraining_data.main(words)
     before = output.stat().st_mtime_ns
-    (record,) = (output.parent / ".records").iterdir()
-    for name in ("statistics", "findings"):  # the latter in records of earlier versions
-        record.write_text(record.read_text().replace('"statistics"', f'"{name}"'))
-        create_pretraining_data.main(words)
-        assert output.stat().st_mtime_ns == before
+    create_pretraining_data.main(words)
+    assert output.stat().st_mtime_ns == before
     with pytest.raises(UserError, match=r"dupe_factor 5, not 2.*--overwrite"):
         create_pretraining_data.main([*words, "--dupe-factor", "2"])
     text.write_text(text.read_text() + "More.\n")
@@ -362,6 +359,12 @@ def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder
     assert output.stat().st_mtime_ns == before
     create_pretraining_data.main([*words, "--overwrite"])
     assert output.stat().st_mtime_ns > before
+    (record,) = (output.parent / ".records").iterdir()
+    made = record.read_text()
+    record.write_text(made.replace('"dupe_factor"', '"compression": "none", "dupe_factor"'))
+    with pytest.raises(UserError, match=r"made with compression none, not None.*--overwrite"):
+        create_pretraining_data.main(words)
+    record.write_text(made)
     content = output.read_bytes()
     for damaged in (content[:500], content[:-1] + bytes([content[-1] ^ 1])):
         output.write_bytes(damaged)
