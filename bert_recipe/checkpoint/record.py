@@ -52,8 +52,8 @@ class DevelopmentData:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The record of the run whose steps are in `folder`, that of the newest one that can be read;
-    else that of the predictions there. Without either, an empty one.
+    """The record of the run that has the checkpoint `folder`, or whose steps are in it, that of the
+    newest one that can be read; else that of the predictions there. Without any, an empty one.
     """
     for path in record_files(folder):
         with contextlib.suppress(UserError):  # of a step that is damaged
@@ -63,8 +63,9 @@ def read_record(folder: Path) -> RunRecord:
 
 def record_files(folder: Path) -> Iterator[Path]:
     """The files that `read_record` tries, in this order."""
-    for step in reversed(checkpoint_steps(folder)):
-        yield from sorted((folder / str(step)).glob(f"*{PROGRESS_SUFFIX}"))
+    steps = [folder / str(step) for step in reversed(checkpoint_steps(folder))]
+    for checkpoint in (folder, *steps):
+        yield from sorted(checkpoint.glob(f"*{PROGRESS_SUFFIX}"))
     for name in (PREDICTED_BY_FILE, OLD_RECORD):
         if (folder / name).is_file():
             yield folder / name

@@ -11,14 +11,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from bert_recipe.checkpoint.best import has_stopped_early
 from bert_recipe.checkpoint.folder import (
+    PROGRESS_SUFFIX,
     find_checkpoint,
     find_model_folder,
     newest_checkpoint,
     refuse_damaged,
+    verify_checkpoint,
 )
 from bert_recipe.checkpoint.identity import RANDOM
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.progress import read_progress
 from bert_recipe.config import StartConfig, is_step
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
@@ -27,10 +31,6 @@ from bert_recipe.utils.progress import print_line
 
 def on_this_process(function: Callable[[], Any]) -> Any:
     return function()
-
-
-def no_check(_weights: ModelFolder) -> None:
-    """Accepts all starting weights."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,6 @@ class Start:
     checkpoint: to resume.
     weights: the starting weights.
     problem: why there are none, which is an error unless a checkpoint is resumed.
-    check_weights: raises UserError for weights that the program does not start from; not called if
-        a checkpoint is resumed.
-    result_files: what --overwrite removes besides checkpoints.
     """
 
     config: StartConfig = field(default_factory=StartConfig)
@@ -53,8 +50,6 @@ class Start:
     checkpoint: ModelFolder | None = None
     weights: ModelFolder | None = None
     problem: str | None = None
-    check_weights: Callable[[ModelFolder], None] = no_check
-    result_files: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[ModelFolder]:
@@ -139,7 +134,6 @@ def named_folders(config: StartConfig, seed_name: str = "") -> tuple[Path | None
 def find_start(
     config: StartConfig,
     on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
-    check_weights: Callable[[ModelFolder], None] = no_check,
     with_state: bool = True,
     seed_name: str = "",
 ) -> Start:
@@ -147,7 +141,6 @@ def find_start(
     resume cannot be used.
 
     on_main: calls a function on the main process only, and returns its result on all.
-    check_weights: see Start.
     with_state: whether a checkpoint is resumed, not only its model used, of which
         `--last-step-of-checkpoint auto` is the run's best model, or its newest checkpoint if it
         keeps no best one.
@@ -181,7 +174,6 @@ def find_start(
         checkpoint=None if checkpoint is None else ModelFolder(checkpoint),
         weights=None if weights is None else ModelFolder(weights),
         problem=problem,
-        check_weights=check_weights,
     )
 
 
@@ -244,10 +236,32 @@ def start_without_checkpoint(start: Start) -> StartPoint:
         raise UserError(start.problem)
     if start.weights is None:
         return StartPoint(StartKind.RANDOM)
-    start.check_weights(start.weights)
+    if start.config.from_phase1_final_params is not None:
+        check_phase1(start.weights, start.config.lr_rewarmup)
     has_state = start.resumes and start.config.lr_rewarmup
     kind = StartKind.NEXT_PHASE if has_state else StartKind.WEIGHTS
     return StartPoint(kind, start.weights.path)
+
+
+def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:
+    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1, or with
+    `lr_rewarmup` from damaged optimizer state.
+    """
+    # Model folders of other programs have no progress.
+    for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
+        progress = read_progress(weights.path, path.name.removesuffix(PROGRESS_SUFFIX))
+        last_step = progress.arguments.get("max_steps")
+        if not isinstance(last_step, int) or progress.step >= last_step:
+            continue
+        patience = progress.arguments.get("early_stopping")
+        if isinstance(patience, int) and has_stopped_early(progress, patience):
+            continue
+        raise UserError(
+            f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "
+            f"phase 1 to its end, or start from it as it is with --from-pretrained-params"
+        )
+    if lr_rewarmup:
+        verify_checkpoint(weights.path)
 
 
 def step_in(folder: Path, checkpoint: Path | None) -> int:

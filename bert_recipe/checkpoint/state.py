@@ -376,7 +376,7 @@ class TrainState:
 
         def claim() -> None:
             if start.config.overwrite:
-                overwrite(folder, start.result_files, start.weights)
+                overwrite(folder, self.run.result_files, start.weights)
             if self.best_folder is not None:
                 take_best(self.best_folder, folder / str(self.best_step))
             link_best(folder, self.best_step)

@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.best import has_stopped_early
-from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.progress import read_progress
 from bert_recipe.checkpoint.record import DevelopmentData
 from bert_recipe.config import (
     LoaderConfig,
     PretrainingConfig,
     RunConfig,
-    StartConfig,
 )
 from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.data_loading.masking import DEFAULT_RATE, max_masked_at
@@ -51,12 +47,6 @@ class PretrainingOptions(PretrainingConfig, TaskOptions):
     max_seq_length: int = value_of("--max-seq-length", LoaderConfig.max_seq_length)
 
     head = "pretraining"
-
-    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
-        if config.from_phase1_final_params is not None:
-            check_phase1(weights)
-            if config.lr_rewarmup:
-                verify_checkpoint(weights.path)
 
     def in_sequences(
         self, loader: LoaderConfig, dataset: StreamDataset | None = None
@@ -254,20 +244,3 @@ def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) 
                 f"{first} is {expected}, and {folder} is {casing}: make the samples with one "
                 "casing, the model's"
             )
-
-
-def check_phase1(weights: ModelFolder) -> None:
-    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1."""
-    # Model folders of other programs have no progress.
-    for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
-        progress = read_progress(weights.path, path.name.removesuffix(PROGRESS_SUFFIX))
-        last_step = progress.arguments.get("max_steps")
-        if not isinstance(last_step, int) or progress.step >= last_step:
-            continue
-        patience = progress.arguments.get("early_stopping")
-        if isinstance(patience, int) and has_stopped_early(progress, patience):
-            continue
-        raise UserError(
-            f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "
-            f"phase 1 to its end, or start from it as it is with --from-pretrained-params"
-        )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what imports torch, which --help and errors of the command 
 
     from bert_recipe.checkpoint.model_choice import ModelChoice
     from bert_recipe.checkpoint.model_folder import ModelFolder
-    from bert_recipe.config import LoaderConfig, RunConfig, StartConfig
+    from bert_recipe.config import LoaderConfig, RunConfig
     from bert_recipe.data_loading.loader import StreamDataset
     from bert_recipe.model.encoders.base import PreTrainedModel
     from bert_recipe.model.token_stream import BatchCounts, MicroBatch
@@ -58,12 +58,6 @@ class TaskOptions(Protocol):
     @abstractmethod
     def head(self) -> str:
         """See Task."""
-
-    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
-        """Raises UserError for weights that the task does not start from; not called if a
-        checkpoint is resumed.
-        """
-        return
 
     def resident_memory(self) -> dict[str, float]:
         """Bytes on the device of each process that the task needs besides the trained model, by a

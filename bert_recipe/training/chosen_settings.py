@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from bert_recipe.checkpoint.progress import GLOBAL_BATCH, read_progress
+from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.checkpoint.sentence_folders import MODULES_FILE
 from bert_recipe.checkpoint.start import Start
@@ -159,12 +159,10 @@ def recorded_settings(
         return {}
     folder = settings.trainer.checkpoint_folder / data.choice.name / data.task.name
     for name, start in starts.items():
-        recorded: JsonObject = {}
-        if start.checkpoint is not None:
-            path = start.checkpoint.path
-            recorded = read_progress(path, settings.prefix).hyperparameters
-        elif settings.start.resume:
-            recorded = read_record(folder / name).hyperparameters
+        if start.checkpoint is None and not settings.start.resume:
+            continue
+        source = folder / name if start.checkpoint is None else start.checkpoint.path
+        recorded = read_record(source).hyperparameters
         if recorded.get(RATE) is not None and GLOBAL_BATCH in recorded:
             return recorded
     return {}

@@ -95,8 +95,8 @@ def check_earlier_fit(run: Run) -> bytes | None:
 def remove_earlier_fit(run: Run, source: ModelFolder) -> None:
     """Removes the results of an earlier fit, or with --overwrite another run."""
     if run.start.config.overwrite:
-        overwrite(run.folder, run.start.result_files, source)
-    for name in (*run.start.result_files, str(STEP)):
+        overwrite(run.folder, run.result_files, source)
+    for name in (*run.result_files, str(STEP)):
         remove(run.folder / name)
 
 

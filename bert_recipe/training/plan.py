@@ -4,7 +4,6 @@ them.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import Start, find_start, named_folders
-from bert_recipe.config import ParallelConfig, RunConfig, StartConfig
+from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.data_loading.packing import stream_sizes
 from bert_recipe.parallel.compilation import choose_what_to_compile
@@ -22,7 +21,7 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
 from bert_recipe.training.run import Run, TrainingValues
-from bert_recipe.training.setup import SCORES_FILE, strategy_for
+from bert_recipe.training.setup import strategy_for
 from bert_recipe.utils.json_files import JsonObject
 
 
@@ -31,9 +30,7 @@ def open_runs(settings: RunConfig, options: TaskOptions, runtime: Runtime) -> di
     data that seeds share is opened once.
     """
     members = members_of(settings, options)
-    starts = find_starts(
-        settings.start, list(members), options, runtime, settings.trainer.benchmark
-    )
+    starts = find_starts(settings, list(members), runtime)
     folder = next(iter(starts.values())).folder
     choice = choose_model(settings.model, folder)
     runs = {}
@@ -61,26 +58,18 @@ def members_of(settings: RunConfig, options: TaskOptions) -> dict[str, tuple[int
     return {f"seed-{seed}": (0, {"seed": seed}) for seed in seeds}
 
 
-def find_starts(
-    config: StartConfig,
-    seed_names: list[str],
-    options: TaskOptions,
-    runtime: Runtime,
-    benchmark: bool,
-) -> dict[str, Start]:
-    """Where the run of each seed starts. Folders that seeds share are opened once."""
+def find_starts(settings: RunConfig, names: list[str], runtime: Runtime) -> dict[str, Start]:
+    """Where each run starts, by its subfolder. Folders that runs share are opened once."""
     starts: dict[tuple[Path | None, Path | None], Start] = {}
     folders: dict[Path, ModelFolder] = {}
-    check_weights = partial(options.check_start, config)
-    for name in seed_names:
-        named = named_folders(config, name)
+    for name in names:
+        named = named_folders(settings.start, name)
         if named not in starts:
-            on_main = runtime.distributed.on_main
-            start = find_start(config, on_main, check_weights, seed_name=name)
-            if benchmark:
+            start = find_start(settings.start, runtime.distributed.on_main, seed_name=name)
+            if settings.trainer.benchmark:
                 start = start.for_benchmark()
             starts[named] = start.sharing(folders)
-    return {name: starts[named_folders(config, name)] for name in seed_names}
+    return {name: starts[named_folders(settings.start, name)] for name in names}
 
 
 def make_run(
@@ -101,8 +90,6 @@ def make_run(
         check_same_kind(model_folder, data.choice)
     parallel, note = choose_strategies(settings, values, data.task, runtime)
     phase = str(Path(data.task.name, name))
-    result_files = (*data.task.result_files, SCORES_FILE)
-    start = replace(start, result_files=result_files)
     arguments = all_arguments(settings, arguments, data.task, values) | {
         "compile": parallel.compile
     }

@@ -22,6 +22,8 @@ from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.files import is_same_path
 
+SCORES_FILE = "scores.json"  # in a run's folder
+
 
 @dataclass(frozen=True)
 class TrainingValues:
@@ -88,6 +90,11 @@ class Run:
     def logs_start(self) -> bool:
         """Whether the loss before the first update is logged."""
         return self.saves and self.task.logs_start and self.start.weights is not None
+
+    @property
+    def result_files(self) -> tuple[str, ...]:
+        """Names of what it may write to its folder besides checkpoints."""
+        return (*self.task.result_files, SCORES_FILE)
 
     @property
     def parts(self) -> ModelParts:

@@ -55,7 +55,6 @@ from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.memory import total_memory
 from bert_recipe.utils.progress import print_line
 
-SCORES_FILE = "scores.json"  # in a run's folder
 DIGITS = 16  # of a digest that is logged
 
 

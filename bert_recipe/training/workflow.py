@@ -33,9 +33,8 @@ from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
 from bert_recipe.training.plan import open_runs
 from bert_recipe.training.prediction import predict_all, predict_only
-from bert_recipe.training.run import Run
+from bert_recipe.training.run import SCORES_FILE, Run
 from bert_recipe.training.setup import (
-    SCORES_FILE,
     build_trainer,
     make_loader,
     open_report,
@@ -321,7 +320,7 @@ def last_results(trainer: Trainer) -> dict[str, float]:
 
 def remove_results(run: Run) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
-    for name in run.start.result_files:
+    for name in run.result_files:
         remove(run.folder / name)
     remove_summary(run.folder)
 
