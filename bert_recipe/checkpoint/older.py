@@ -20,6 +20,8 @@ from bert_recipe.utils.json_files import JsonObject, list_of, read_json
 # In the folder of steps.
 OLD_RECORD, OLD_EVALUATIONS = "run.json", "evaluations.json"
 OLD_FILES = (OLD_RECORD, OLD_EVALUATIONS)
+# What is read of the progress file of a checkpoint.
+OLD_PROGRESS = {"step": int, "seed": int, "data": str | None, "evaluated_step": int | None}
 NO_SCORES = ("model", "development_data")  # of an evaluation
 
 
@@ -32,15 +34,13 @@ def is_older(step: Path) -> bool:
     return version < FORMAT_VERSION
 
 
-def old_values(step: Path, progress_file: str) -> JsonObject:
-    """The identity and the evaluations of the checkpoint `step`. Raises UserError if an evaluation
-    that was made before it is not there.
+def old_values(step: Path, progress: JsonObject) -> JsonObject:
+    """The identity and the evaluations of the checkpoint `step`, whose progress file has
+    `progress`. Raises UserError if an evaluation that was made before it is not there.
     """
-    kind = {"step": int, "seed": int, "data": str | None, "evaluated_step": int | None}
-    progress = read_json(step / progress_file, "the progress of a checkpoint", kind)
-    identity = progress.get("identity")
+    identity = {"seed": progress["seed"], "data": progress["data"]}
     record = step.parent / OLD_RECORD
-    if not identity and record.is_file():
+    if record.is_file():
         identity = read_json(record, "the record of a run", {"identity": JsonObject})["identity"]
     evaluations = evaluations_until(progress["step"], step.parent)
     last = progress["evaluated_step"]
@@ -57,7 +57,7 @@ def old_values(step: Path, progress_file: str) -> JsonObject:
         for evaluation in evaluations
     ]
     return {
-        "identity": identity or {"seed": progress["seed"], "data": progress["data"]},
+        "identity": identity,
         "evaluations": scores,
         "best_step": best_steps[-1] if best_steps else None,
     }

@@ -1,20 +1,20 @@
 """The progress file of a checkpoint, and how it differs from the run that resumes it."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
 from bert_recipe.checkpoint.identity import ANOTHER, WEIGHTS, first_difference, first_setting
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.older import is_older, old_values
+from bert_recipe.checkpoint.older import OLD_PROGRESS, old_values
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.config import is_step
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject, read_json
+from bert_recipe.utils.json_files import JsonObject, from_json, read_json
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 FLOAT32_LINEAR = "float32_linear"  # the library of linear layers, among the versions
@@ -58,9 +58,11 @@ def read_progress(folder: Path, prefix: str) -> Progress:
     if not path.is_file():
         advice = "give its --model-prefix, or take only its weights with --from-pretrained-params"
         raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
-    progress = read_json(path, "the progress of a checkpoint", Progress)
-    if is_older(folder):
-        progress = replace(progress, **old_values(folder, path.name))
+    description = "the progress of a checkpoint"
+    content = read_json(path, description, OLD_PROGRESS)
+    if "best_step" not in content:  # a version before 1.0.0
+        content |= old_values(folder, content)
+    progress: Progress = from_json(Progress, content, f"{description} {path}")
     if is_step(folder.name) and progress.step != int(folder.name):
         raise UserError(
             f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
