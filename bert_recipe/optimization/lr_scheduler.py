@@ -108,17 +108,27 @@ def make_schedule(
     return rate
 
 
-def rate_table(
-    schedule: Callable[[int], float], first: int, last: int, device: torch.device
-) -> Tensor:
-    """Learning rates of the updates `first` to `last`, float32 on `device`. The update counter is
-    on the device too, so a look-up needs no synchronization. Raises UserError if there are more
-    than MAX_UPDATES.
+class LearningRate:
+    """The learning rate that the optimizer reads, a float32 scalar `value`. The counter of updates
+    is on the same device, so that a look-up needs no synchronization.
     """
-    if last - first > MAX_UPDATES:
-        raise UserError(
-            f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use "
-            "--steps-this-run"
-        )
-    rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
-    return torch.from_numpy(rates).to(device)
+
+    def __init__(self, peak: float, device: torch.device):
+        self.value = torch.tensor(peak, dtype=torch.float32, device=device)
+
+    def follow(self, schedule: Callable[[int], float], first: int, last: int) -> None:
+        """Takes the rates of the updates `first` to `last`. Raises UserError if there are more than
+        MAX_UPDATES.
+        """
+        if last - first > MAX_UPDATES:
+            raise UserError(
+                f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use "
+                "--steps-this-run"
+            )
+        rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
+        self.first, self.rates = first, torch.from_numpy(rates).to(self.value.device)
+
+    def advance(self, updates: Tensor) -> None:
+        """Sets the rate of the next update. updates: the number of those before it, a scalar."""
+        place = (updates - self.first).clamp(max=len(self.rates) - 1)
+        self.value.copy_(self.rates.take(place))  # rates[place] would synchronize

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.identity import WEIGHTS
@@ -16,7 +15,7 @@ from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
 from bert_recipe.optimization.layers import freeze_lowest_layers
-from bert_recipe.optimization.lr_scheduler import make_schedule, rate_table
+from bert_recipe.optimization.lr_scheduler import LearningRate, make_schedule
 from bert_recipe.optimization.precision import (
     LossScale,
     optimizer_product_dtype,
@@ -174,36 +173,28 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
         run.task.frozen_models,
         falls_back=run.settings.parallel.compile == "auto",
     )
-    device = parallel.optimizer_device
-    peak_rate = run.values.schedule.learning_rate
-    learning_rate = torch.tensor(peak_rate, dtype=torch.float32, device=device)
+    learning_rate = LearningRate(run.values.schedule.learning_rate, parallel.optimizer_device)
     state = make_state(run, parallel, learning_rate, runtime)
     state.restore()
     check_updates_left(state.schedule_start, run.max_steps)
 
     if begins_with_head(model, run, state):
         state.start_encoder(None)
-    first_step = state.step
-    last_step = run.last_step(first_step)
+    last_step = run.last_step(state.step)
 
-    def learning_rates() -> Tensor:
-        return rate_table(schedule_of(run, state), first_step, last_step, device)
+    def follow_schedule() -> None:
+        learning_rate.follow(schedule_of(run, state), state.step, last_step)
 
-    rates = learning_rates()
-
-    def change_rates() -> None:  # without the trainer, which would then refer to itself
-        rates.copy_(learning_rates())
-
+    follow_schedule()
     best = make_best(run, state)
     stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
     callbacks = make_callbacks(run, state, best, stopwatch, runtime)
     if state.encoder_start is None:
-        callbacks = [HeadFirst(run, state, runtime, change_rates), *callbacks]
+        callbacks = [HeadFirst(run, state, runtime, follow_schedule), *callbacks]
     return Trainer(
         run,
         state,
         learning_rate,
-        rates,
         runtime,
         callbacks=callbacks,
         stopwatch=stopwatch,
@@ -250,25 +241,24 @@ def schedule_of(run: Run, state: TrainState) -> Callable[[int], float]:
 
 
 def make_state(
-    run: Run, parallel: ParallelModel, learning_rate: Tensor, runtime: Runtime
+    run: Run, parallel: ParallelModel, learning_rate: LearningRate, runtime: Runtime
 ) -> TrainState:
-    """The state of a run before its first update, with its optimizer. learning_rate: the tensor
-    that the optimizer reads.
-    """
+    """The state of a run before its first update, with its optimizer."""
+    device = learning_rate.value.device
     optimizer = make_optimizer(
         run.settings.optimizer,
         parallel.model,
-        learning_rate,
+        learning_rate.value,
         parallel.named_parameters(),
         parallel.shard_group,
         parallel.replica_group,
-        optimizer_product_dtype(runtime.precision, learning_rate.device),
+        optimizer_product_dtype(runtime.precision, device),
     )
     parallel.prepare(optimizer)
-    loss_scale = LossScale(device=learning_rate.device)
+    loss_scale = LossScale(device=device)
     if runtime.precision.needs_loss_scale:
         types = run.settings.precision
-        loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, learning_rate.device)
+        loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, device)
     spec, distributed = spec_of(optimizer), runtime.distributed
     return TrainState(run, parallel, optimizer, spec, loss_scale, distributed)
 

@@ -26,6 +26,7 @@ from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
 from bert_recipe.metrics.update_profile import UpdateProfile
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.optimization.lr_scheduler import LearningRate
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import compilation_errors
 from bert_recipe.parallel.runtime import Runtime
@@ -48,8 +49,6 @@ SomeCallback = TypeVar("SomeCallback", bound=Callback)
 class Trainer:
     """Trains from `state`.
 
-    learning_rate: the tensor that the optimizer reads.
-    rates: its values from the present update on, see `rate_table`.
     callbacks: see training/.
     stopwatch: of the phases of an update.
     settings: to log at the start.
@@ -59,8 +58,7 @@ class Trainer:
         self,
         run: Run,
         state: TrainState,
-        learning_rate: Tensor,
-        rates: Tensor,
+        learning_rate: LearningRate,
         runtime: Runtime,
         callbacks: Sequence[Callback] = (),
         stopwatch: Stopwatch | None = None,
@@ -89,7 +87,7 @@ class Trainer:
         self.profile.check(max(self.last_step, run.max_steps))
         # With CPU offload, not the device of the forward pass.
         device = self.parallel.optimizer_device
-        self.learning_rate, self.rates = learning_rate, rates
+        self.learning_rate = learning_rate
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
         self.last_loss: float | None = None  # that was logged
@@ -236,8 +234,7 @@ class Trainer:
         """Updates the weights. If the gradients are not finite, only the loss scale changes."""
         state = self.state
         with self.stopwatch.lap("optimizer"):
-            update = (state.device_step - self.first_step).clamp(max=len(self.rates) - 1)
-            self.learning_rate.copy_(self.rates.take(update))  # rates[update] would synchronize
+            self.learning_rate.advance(state.device_step)
             self.grad_norm, not_finite = self.parallel.step(
                 state.optimizer,
                 state.loss_scale.value,
@@ -313,7 +310,7 @@ class Trainer:
     ) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()
         metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch.metrics
-        metrics["learning_rate"] = float(self.learning_rate)
+        metrics["learning_rate"] = float(self.learning_rate.value)
         metrics["grad_norm"] = float(self.grad_norm)
         self.freed_memory.bound()
         if self.runtime.precision.needs_loss_scale:
