@@ -44,9 +44,9 @@ KEYS = (
     "masked_lm_ids",
     "next_sentence_labels",
 )
-# Of new shards: increases when the format changes, or the samples that the same options give; 3 has
-# the words of the `tokenizers` library. NVIDIA's shards have none.
-SCHEMA_VERSION = 3
+# Of new shards: increases when the format changes, or the samples that the same options give.
+# NVIDIA's shards have none.
+SCHEMA_VERSION = 4
 SHARD_SUFFIXES = (".hdf5", ".h5")
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # rows per read

@@ -184,7 +184,7 @@ def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, row
             {},
             "input_mask holds float32, not whole numbers",
         ),
-        ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 3"),
+        ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 4"),
         ({}, {"schema_version": h5py.Empty(np.int8)}, "s.hdf5 has schema_version None"),
     ],
 )

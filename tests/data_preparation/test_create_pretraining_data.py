@@ -411,7 +411,7 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
         assert [str(file[key].dtype) for key in KEYS] == [*types]
         assert all(file[key].id.get_offset() % 64 == 0 for key in KEYS)
         contract = {
-            "schema_version": 3,
+            "schema_version": 4,
             "sequence_length": 64,
             "predictions_per_sequence": 10,
             "random_seed": 12345,
