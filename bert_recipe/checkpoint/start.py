@@ -227,11 +227,6 @@ def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
             f"--from-checkpoint {start.named} holds no checkpoint: check the path "
             f"(only the run's own folder, {folder}, may be empty)"
         )
-    return start_without_checkpoint(start)
-
-
-def start_without_checkpoint(start: Start) -> StartPoint:
-    """Raises UserError if there should be starting weights, and there are none that fit."""
     if start.problem is not None:
         raise UserError(start.problem)
     if start.weights is None:
