@@ -31,7 +31,7 @@ class Progress(RunRecord):
     best_step: that of the best one, or None.
     encoder_start, head_losses: see TrainState.
 
-    Those with a default are not in the files that older.py reads.
+    A fit to a frozen encoder has no updates, and leaves those with a default.
     """
 
     phase: str = field()  # which all have, as those after it
@@ -44,12 +44,12 @@ class Progress(RunRecord):
     loss_scale: dict[str, float]
     train_seconds: float
     raw_train_seconds: float
-    world_size: int
-    encoder_start: int | None
-    head_losses: list[float]
-    versions: JsonObject
+    world_size: int | None = None
     evaluations: list[JsonObject] = field(default_factory=list)
     best_step: int | None = None
+    encoder_start: int | None = 0
+    head_losses: list[float] = field(default_factory=list)
+    versions: JsonObject = field(default_factory=dict)
 
 
 def read_progress(folder: Path, prefix: str) -> Progress:
