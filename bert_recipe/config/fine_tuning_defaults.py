@@ -11,8 +11,7 @@ REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large o
 WIDTH_POWER = 1.75
 LAMB_RATE = 2e-3
 RANDOM_WEIGHTS_FACTOR = 2.0
-WORDS_FACTOR = 2.0
-TRAINED_VECTORS_FACTOR = 0.2
+WORDS_FACTOR, EMBEDDINGS_FACTOR = 2.0, 0.2
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
 MIN_UPDATES, MIN_UPDATES_OF_WORDS = 150, 450
@@ -32,12 +31,7 @@ class FineTuningDefaults:
 
 
 def fine_tuning_defaults(
-    kind: str | None,
-    width: int,
-    optimizer: str,
-    num_rows: int,
-    from_random_weights: bool = False,
-    embeds_already: bool = False,
+    kind: str | None, width: int, optimizer: str, num_rows: int, from_random_weights: bool = False
 ) -> FineTuningDefaults:
     """The values for a run.
 
@@ -47,7 +41,7 @@ def fine_tuning_defaults(
     "Tensor Programs V"); wider encoders are also deeper, and published rates fall faster: up to
     3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019),
     2.4e-5 for BERT-large (NVIDIA). The power is fitted (docs/fine_tuning.md). A fifth of that for
-    embeddings of a model that embeds already: with the whole it forgets what it has learned.
+    embeddings, which have no new layer to train: with the whole, what was learned is forgotten.
 
     Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
@@ -64,7 +58,6 @@ def fine_tuning_defaults(
     optimizer: its name.
     num_rows: rows, tagged sentences, pairs or questions of the whole training file.
     from_random_weights: whether nothing is pre-trained.
-    embeds_already: whether the weights were trained to embed texts.
     """
     has_many_rows = num_rows >= MANY_ROWS
     batch_size = FEW_ROWS_BATCH
@@ -80,8 +73,8 @@ def fine_tuning_defaults(
         rate *= RANDOM_WEIGHTS_FACTOR
     elif is_words:
         rate *= WORDS_FACTOR
-    elif kind == "embeddings" and embeds_already:
-        rate *= TRAINED_VECTORS_FACTOR
+    elif kind == "embeddings":
+        rate *= EMBEDDINGS_FACTOR
     epochs = math.ceil(updates * batch_size / num_rows)
     if has_many_rows:
         epochs = EPOCHS

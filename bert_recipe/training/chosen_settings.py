@@ -9,7 +9,6 @@ from typing import cast
 
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import read_record
-from bert_recipe.checkpoint.sentence_folders import MODULES_FILE
 from bert_recipe.checkpoint.start import Start
 from bert_recipe.config import LoaderConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
@@ -104,15 +103,8 @@ def choose_settings(
     recorded = runtime.distributed.on_main(lambda: recorded_settings(settings, data, starts))
     width = data.choice.config.hidden_size
     optimizer = settings.optimizer.name
-    folders = [start.folder.path for start in starts.values() if start.folder is not None]
-    rule = fine_tuning_defaults(
-        task.defaults_kind,
-        width,
-        optimizer,
-        data.num_rows,
-        from_random_weights=not folders,
-        embeds_already=any((folder / MODULES_FILE).is_file() for folder in folders),
-    )
+    is_random = all(start.folder is None for start in starts.values())
+    rule = fine_tuning_defaults(task.defaults_kind, width, optimizer, data.num_rows, is_random)
 
     rate, warmup = given.learning_rate, given.warmup_proportion
     epochs, max_steps, loader = given.epochs, given.max_steps, given.loader

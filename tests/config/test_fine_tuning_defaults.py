@@ -17,11 +17,7 @@ import run_ner
 import run_squad
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config.arguments import make_run_config
-from bert_recipe.config.fine_tuning_defaults import (
-    BY_RULE,
-    TRAINED_VECTORS_FACTOR,
-    fine_tuning_defaults,
-)
+from bert_recipe.config.fine_tuning_defaults import BY_RULE, fine_tuning_defaults
 from bert_recipe.training.chosen_settings import loader_of
 
 ROWS = 48  # of glue_runs' training file
@@ -60,17 +56,14 @@ def test_narrower_models_have_higher_rates_and_lambs_are_relative():
 
 
 @pytest.mark.parametrize("rows", [100, 300, 5000])
-def test_a_model_that_embeds_already_takes_smaller_steps_and_no_fewer(rows):
-    plain, trained = (
-        fine_tuning_defaults("embeddings", 384, "AdamW", rows, embeds_already=embeds)
-        for embeds in (False, True)
+def test_embeddings_take_smaller_steps_and_no_fewer(rows):
+    vectors, classes = (
+        fine_tuning_defaults(kind, 384, "AdamW", rows) for kind in ("embeddings", "texts")
     )
-    assert trained.learning_rate == pytest.approx(
-        TRAINED_VECTORS_FACTOR * plain.learning_rate, rel=0.05
-    )
-    assert replace(trained, learning_rate=plain.learning_rate) == plain
-    classes = fine_tuning_defaults("texts", 384, "AdamW", rows, embeds_already=True)
-    assert classes.learning_rate == plain.learning_rate
+    assert vectors.learning_rate == pytest.approx(classes.learning_rate / 5, rel=0.05)
+    assert replace(vectors, learning_rate=classes.learning_rate) == classes
+    from_nothing = fine_tuning_defaults("embeddings", 384, "AdamW", rows, from_random_weights=True)
+    assert from_nothing.learning_rate > classes.learning_rate
 
 
 @pytest.mark.parametrize("rows", range(1, 40))

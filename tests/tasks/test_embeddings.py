@@ -4,7 +4,6 @@ exact resuming, and sentence-transformers' folders in both directions.
 
 import itertools
 import json
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ from tokenizers import Tokenizer
 import inference
 import run_embeddings
 from bert_recipe.checkpoint.model_folder import read_config
-from bert_recipe.checkpoint.record import read_record
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
@@ -303,27 +301,6 @@ SERVED_CONFIG = {
     **dict.fromkeys(("max_position_embeddings", "pad_token_id"), int),
 }
 SERVED_POOLING = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
-
-
-def test_a_folder_that_embeds_is_trained_on_in_smaller_steps(files, tmp_path):
-    train(files, tmp_path / "a", *SHARED)
-    embeds = tmp_path / "a" / "custom" / "embedding" / "3"
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(embeds / name, plain)
-    rates = []
-    for folder in (embeds, plain):
-        output = tmp_path / f"from-{folder.name}"
-        output.mkdir()
-        data = ("--train-file", files / "train.jsonl", "--text-column", "q", "--pair-column", "p")
-        flags = ("--do-train", "--max-seq-length", 16, "--max-steps", 1, *data)
-        start = ("--init-checkpoint", folder)
-        command = fine_tuning_words(files / "config.json", output, *flags, *start)
-        assert run_embeddings.main(command) == 0
-        run = output / "custom" / "embedding"
-        rates.append(read_record(run).hyperparameters["--learning-rate"])
-    assert rates[0] < 0.5 * rates[1]
 
 
 def test_text_embeddings_inference_finds_what_it_reads(files, tmp_path):
