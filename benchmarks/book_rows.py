@@ -52,7 +52,13 @@ def main() -> None:
         parts = chapters(book.read_text(encoding="utf-8"))
         (args.output_dir / "texts" / book.name).write_text("\n".join(parts[::2]), encoding="utf-8")
         rows = [row for part in parts[1::2] for row in paragraphs(part)]
-        table += [(row, book.stem) for row in rng.sample(rows, NUM_ROWS // len(args.books))]
+        wanted = NUM_ROWS // len(args.books)
+        if len(rows) < wanted:
+            parser.error(
+                f"{book} has {len(rows)} paragraphs of {MIN_WORDS} to {MAX_WORDS} words in every "
+                f"second chapter, and {wanted} are needed: give longer novels, or more of them"
+            )
+        table += [(row, book.stem) for row in rng.sample(rows, wanted)]
     rng.shuffle(table)
     with (args.output_dir / "rows.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "novel"), *table])
