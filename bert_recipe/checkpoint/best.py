@@ -16,7 +16,6 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.model_card import copy_card
 from bert_recipe.checkpoint.older import old_best
-from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_folder, is_same_path, remove, sync, temporary_path
 from bert_recipe.utils.json_files import JsonObject
@@ -68,16 +67,6 @@ class BestCheckpoint:
             return False
         self.history.append({"step": step, **scores})
         return True
-
-
-def has_stopped_early(progress: Progress, patience: int) -> bool:
-    """Whether early stopping has ended the run at a checkpoint: the last `patience` evaluations
-    were not better than the best one before.
-    """
-    steps = [evaluation["step"] for evaluation in progress.evaluations]
-    if progress.best_step not in steps:
-        return False
-    return len(steps) - 1 - steps.index(progress.best_step) >= patience
 
 
 def find_best(places: Sequence[Path], step: int) -> Path:

@@ -51,6 +51,19 @@ class Progress(RunRecord):
     head_losses: list[float] = field(default_factory=list)
     versions: JsonObject = field(default_factory=dict)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run had made all its updates, or early stopping ended it: its last
+        evaluations were not better than the best one before. True if the record does not say.
+        """
+        max_steps, patience = map(self.arguments.get, ("max_steps", "early_stopping"))
+        if not isinstance(max_steps, int) or self.step >= max_steps:
+            return True
+        steps = [evaluation["step"] for evaluation in self.evaluations]
+        if not isinstance(patience, int) or self.best_step not in steps:
+            return False
+        return len(steps) - 1 - steps.index(self.best_step) >= patience
+
 
 def read_progress(folder: Path, prefix: str) -> Progress:
     """Reads the progress file of a verified checkpoint."""

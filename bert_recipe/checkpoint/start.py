@@ -11,7 +11,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.checkpoint.best import has_stopped_early
 from bert_recipe.checkpoint.folder import (
     PROGRESS_SUFFIX,
     find_checkpoint,
@@ -245,16 +244,12 @@ def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:
     # Model folders of other programs have no progress.
     for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
         progress = read_progress(weights.path, path.name.removesuffix(PROGRESS_SUFFIX))
-        last_step = progress.arguments.get("max_steps")
-        if not isinstance(last_step, int) or progress.step >= last_step:
-            continue
-        patience = progress.arguments.get("early_stopping")
-        if isinstance(patience, int) and has_stopped_early(progress, patience):
-            continue
-        raise UserError(
-            f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "
-            f"phase 1 to its end, or start from it as it is with --from-pretrained-params"
-        )
+        if not progress.is_finished:
+            last_step = progress.arguments["max_steps"]
+            raise UserError(
+                f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "
+                f"phase 1 to its end, or start from it as it is with --from-pretrained-params"
+            )
     if lr_rewarmup:
         verify_checkpoint(weights.path)
 

@@ -20,7 +20,7 @@ from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.start import no_log
 from bert_recipe.checkpoint.weights import load_weights
-from bert_recipe.config import RunConfig, RuntimeConfig, is_step
+from bert_recipe.config import RunConfig, is_step
 from bert_recipe.config.arguments import startup_messages
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
@@ -87,9 +87,7 @@ def train_and_predict(
     has_several = len(runs) > 1
     scores: list[dict[str, float]] = []
     for name, run in runs.items():
-        with seed_logs(config.runtime, name, runtime) as seed_runtime:
-            if has_several:
-                open_report(config, run.folder, seed_runtime)
+        with logs_of(run, name, runtime) as seed_runtime:
             results, exit_code = train_run(run, seed_runtime)
         if results is None:  # stopped before its end
             return exit_code
@@ -130,8 +128,8 @@ def check_seeds(runs: dict[str, Run], runtime: Runtime) -> None:
 
 
 @contextmanager
-def seed_logs(logs: RuntimeConfig, name: str, runtime: Runtime) -> Iterator[Runtime]:
-    """The runtime with the logs of one seed, which are named after its subfolder."""
+def logs_of(run: Run, name: str, runtime: Runtime) -> Iterator[Runtime]:
+    """The runtime with the logs of one of several runs, which are named after its subfolder."""
     if not name:
         yield runtime
         return
@@ -139,6 +137,7 @@ def seed_logs(logs: RuntimeConfig, name: str, runtime: Runtime) -> Iterator[Runt
     def of_seed(path: Path | None) -> Path | None:
         return path and path.with_stem(f"{path.stem}-{name}")
 
+    logs = run.settings.runtime
     logs = replace(
         logs,
         report_file=of_seed(logs.report_file),
@@ -146,7 +145,9 @@ def seed_logs(logs: RuntimeConfig, name: str, runtime: Runtime) -> Iterator[Runt
         tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
     )
     with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
-        yield replace(runtime, reporter=reporter)
+        seed_runtime = replace(runtime, reporter=reporter)
+        open_report(run.settings, run.folder, seed_runtime)
+        yield seed_runtime
 
 
 def range_of(names: Sequence[str]) -> str:
