@@ -309,7 +309,10 @@ def check_overfitting(findings: Findings, run: Run, runtime: Runtime) -> None:
         f"a small model overfits {what}: loss {losses[0]:.2f} -> {losses[-1]:.3f} in "
         f"{OVERFIT_STEPS} steps"
     )
-    advice = "it should be near 0: the labels do not fit the inputs, or this device miscomputes"
+    advice = (
+        "it should be near 0: the labels do not fit the inputs, or are numbers far from 0, or this "
+        "device miscomputes"
+    )
     findings.judge(text, losses[-1] < OVERFIT_LOSS, advice)
 
 

@@ -66,13 +66,14 @@ from bert_recipe.tasks.task import PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.output_tables import names_like
-from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.tables import Row
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
 REGRESSION_LABELS = ("score",)
+LARGE_NUMBERS = 10.0  # root of the mean square of numbers to learn
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,19 @@ def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
         labels = [*examples.labels]
     warn_of_contradictions(examples.path, zip(texts, labels, examples.lines, strict=True))
     warn_of_blank(examples.path, zip(texts, examples.lines, strict=True))
+    if spec.regression and not spec.negatives:
+        warn_of_large(examples.path, np.array(labels))
+
+
+def warn_of_large(path: Path, numbers: np.ndarray) -> None:
+    """Warns of numbers that a model, whose outputs begin near 0, does not reach in few updates."""
+    size = float(np.sqrt(np.square(numbers).mean()))
+    if size > LARGE_NUMBERS:
+        print_once(
+            f"warning: {path}: the numbers to learn are of about {size:.4g}, and a model's outputs "
+            f"begin near 0, from which most runs do not reach them: divide the numbers in the file "
+            f"by {10 ** math.ceil(math.log10(size / LARGE_NUMBERS))} or so"
+        )
 
 
 def warn_of_unread(path: Path, examples: Examples) -> None:
