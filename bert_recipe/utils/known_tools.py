@@ -153,8 +153,9 @@ DATA = (
         "{path} is a web page: download the file that it shows",
     ),
     KnownTool(
-        lambda path: has("wiki_00")(path) or has("*/wiki_00")(path),
-        "{path} is WikiExtractor's output: give its files names that end with .txt",
+        lambda path: has("**/wiki_00")(path) or has("**/wiki_00.bz2")(path),
+        "{path} is WikiExtractor's output: give its files names that end with .txt, or of its "
+        "--json with .jsonl, before .bz2 where it compressed them",
     ),
 )
 

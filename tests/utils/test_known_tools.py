@@ -81,6 +81,7 @@ DATA_FILES = {
     "brat": (["a.txt", "a.ann"], "", "has files of brat: convert them as docs/other_tools.md"),
     "fastText": (["a.txt"], "a.txt", "has lines of fastText: convert them as docs/other_tools.md"),
     "WikiExtractor": (["AA/wiki_00"], "", "is WikiExtractor's output: give its files names"),
+    "compressed": (["wiki_00.bz2"], "", "that end with .txt, or of its --json with .jsonl, before"),
 }
 SPEC = custom_spec("text", None, "label")
 
@@ -99,8 +100,8 @@ def says(folder: Path, message: str) -> str:
 def test_each_row_of_the_table_is_tried():
     counted_dictionary, other_weights = 1, 1
     assert len(MODELS) == len(MODEL_FOLDERS) + counted_dictionary - other_weights
-    archives, compressed = 1, 1
-    assert len(DATA) == len(DATA_FILES) - archives + len(DATA_CONTENTS) - compressed
+    archives_and_wikis, compressed = 2, 1
+    assert len(DATA) == len(DATA_FILES) - archives_and_wikis + len(DATA_CONTENTS) - compressed
 
 
 @pytest.mark.parametrize("kind", DATA_CONTENTS)
