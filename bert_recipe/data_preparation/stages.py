@@ -5,6 +5,7 @@ Modules that need nltk, h5py or tokenizers are imported where they are used, so 
 quick.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from bert_recipe.data_preparation.options import (
 )
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
-from bert_recipe.utils.errors import UserError, listed
+from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.files import file_digest, write_atomically
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # it imports NumPy
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
 UNKNOWN, LOST = "%_unknown", "%_of_the_text_lost"  # counts of samples
+ONE_ROW = re.compile(r"(:|, row )\d+$")  # where a bad document is
 TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
 
 
@@ -145,11 +147,16 @@ def format_counts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def write_skipped(folder: Path, records: Sequence[Record]) -> None:
-    """Writes the places of bad documents, and why they are bad, to `skipped.log`."""
-    lines = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
-    if lines:
-        content = "".join(lines).encode("utf-8", "backslashreplace")
-        write_atomically(folder / "skipped.log", content)
+    """Writes the places of bad documents, and why they are bad, to `skipped.log`. Warns of those
+    that are more than a document.
+    """
+    bad = [(where, why) for record in records for where, why in record.counts["bad"]]
+    if bad:
+        content = "".join(f"{where}: {why}\n" for where, why in bad)
+        write_atomically(folder / "skipped.log", content.encode("utf-8", "backslashreplace"))
+    files = [one_line(f"{where} ({why})") for where, why in bad if not ONE_ROW.search(where)]
+    if files:
+        print_line(f"warning: files are left out, or what follows in them: {listed(files, 3)}")
 
 
 def shard_stage(

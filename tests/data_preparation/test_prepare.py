@@ -280,7 +280,11 @@ def test_bad_text_is_one_line_and_is_left_out_named_and_counted_on_request(tmp_p
     refused = run(*words, code=2).stderr
     assert any(reason in refused for _, reason in BAD_INPUTS.values()) and "--skip-bad" in refused
     assert not formatted.exists()
-    assert f"{len(BAD_INPUTS)} bad skipped" in run(*words, "--skip-bad").stdout
+    output = run(*words, "--skip-bad").stdout
+    assert f"{len(BAD_INPUTS)} bad skipped" in output
+    (warning,) = [line for line in output.splitlines() if line.startswith("warning")]
+    assert "files are left out, or what follows in them: " in warning
+    assert warning.count("after line") == 2 and "cut.txt.gz, after line" in warning
     log = (formatted / "skipped.log").read_text()
     for name, (_, reason) in BAD_INPUTS.items():
         assert name in log and reason in log, (name, log)
