@@ -24,7 +24,6 @@ from bert_recipe.utils.errors import (
 import argparse
 import contextlib
 import io
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -42,7 +41,7 @@ from bert_recipe.reporting.comparison import (
     points,
     read_model,
 )
-from bert_recipe.tasks.baselines import BASELINES
+from bert_recipe.tasks.baselines import BASELINES, means_of
 from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.utils.command_line import (
     REQUIRED,
@@ -102,7 +101,11 @@ def compare(folders: Sequence[Path], how: str) -> list[str]:
     lines = []
     for one in differences:
         name = "_".join(filter(None, (one.set_name, one.name)))
-        others = [f"{method} {percent(scores[name])}" for method, scores in baselines.items()]
+        others = [
+            f"{method} {percent(scores[name])}"
+            for method, scores in baselines.items()
+            if name in scores
+        ]
         beside = f" ({', '.join(others)})" if others else ""
         lines.append(f"{how}: {describe(one)}{beside}")
     return lines
@@ -112,14 +115,7 @@ def mean_baselines(folder: Path) -> dict[str, dict[str, float]]:
     """The scores of simple methods, by method and score, as means over seeds or draws."""
     stored = [read_json(path, "the scores") for path in sorted(folder.rglob("seed-*/scores.json"))]
     known = [scores[BASELINES] for scores in stored if BASELINES in scores]
-    means: dict[str, dict[str, float]] = {}
-    for method in known[0] if known else ():
-        scores_of_method = [scores[method] for scores in known if method in scores]
-        means[method] = {
-            name: statistics.mean(scores[name] or 0.0 for scores in scores_of_method)
-            for name in scores_of_method[0]
-        }
-    return means
+    return means_of(known) if known else {}
 
 
 def settings_text(scores_file: Path) -> str:

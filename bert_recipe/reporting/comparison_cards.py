@@ -22,7 +22,7 @@ from bert_recipe.reporting.comparison import (
 from bert_recipe.reporting.records import Run, RunPhase, differences, short_names
 from bert_recipe.reporting.scored_rows import ScoredRows
 from bert_recipe.tasks.mistakes import MAX_CHARACTERS
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, shortened
 
 NUM_CHANGES = 10  # rows that are shown of those gained, and of those lost
 TINY = 1e-9  # differences that are rounding
@@ -166,8 +166,5 @@ def changed_row(first: Sequence[ScoredRows], other: Sequence[ScoredRows], row: i
     for seeds in (first, other):
         predictions = [rows.outcomes.predictions[row] for rows in seeds]
         said.append(", ".join(dict.fromkeys(text or "(nothing)" for text in predictions)))
-    return ChangedRow(*map(shortened, (outcomes.texts[row], outcomes.truths[row], *said)))
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."
+    texts = (outcomes.texts[row], outcomes.truths[row], *said)
+    return ChangedRow(*(shortened(text, MAX_CHARACTERS) for text in texts))

@@ -55,6 +55,21 @@ def joined(sets: Sequence[Baselines]) -> Baselines:
     return Baselines(scores, sets[0].chance, sets[0].num_scored)
 
 
+def means_of(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
+    """The means over runs, each with the scores of the same methods; without scores that one of
+    them lacks.
+    """
+    means = {}
+    for method, scores in runs[0].items():
+        values: dict[str, list[Any]] = {
+            name: [run[method].get(name) for run in runs] for name in scores
+        }
+        means[method] = {
+            name: float(np.mean(numbers)) for name, numbers in values.items() if None not in numbers
+        }
+    return means
+
+
 def drawn_rows(num_rows: int, num_classes: int = 1) -> np.ndarray:
     """Rows of a training file in its order: all, or as many as take seconds."""
     count = min(num_rows, MAX_ROWS, max(1000, MAX_WEIGHTS // num_classes))

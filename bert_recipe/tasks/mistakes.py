@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_recipe.utils.errors import one_line
+from bert_recipe.utils.errors import one_line, shortened
 
 NUM_SHOWN = 20
 MAX_CHARACTERS = 300  # of a text that is shown
@@ -26,9 +26,8 @@ def most_confident(mistakes: Sequence[Mistake], prefix: str = "") -> dict[str, A
     worst = sorted(mistakes, key=lambda mistake: -mistake.confidence)[:NUM_SHOWN]
     rows = []
     for mistake in worst:
-        text = mistake.text
-        shown = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."
-        rows.append(mistake._replace(text=shown)._asdict())
+        text = shortened(mistake.text, MAX_CHARACTERS)
+        rows.append(mistake._replace(text=text)._asdict())
     return {f"{prefix}{MISTAKES}": rows} if rows else {}
 
 
@@ -39,8 +38,7 @@ def mistake_lines(mistakes: Sequence[Mistake], num_rows: int, path: Path) -> lis
     if worst:
         lines.append("the most confident mistakes (check their labels, too):")
     for mistake in worst:
-        text = one_line(mistake.text)
-        shown = text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " ..."
+        shown = shortened(one_line(mistake.text), LINE_CHARACTERS)
         labels = one_line(f"{mistake.label}, predicted {mistake.prediction}")
         lines.append(f"  {mistake.confidence:.2f}  {labels}: {shown}")
     return lines

@@ -25,7 +25,7 @@ from bert_recipe.config.arguments import startup_messages
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.baselines import BASELINES, comparison_line, percent
+from bert_recipe.tasks.baselines import BASELINES, comparison_line, means_of, percent
 from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
@@ -180,12 +180,7 @@ def report_baselines_of_seeds(
     first = runs[0].get(BASELINES)
     if not first or not all(run.get(BASELINES, {}).keys() == first.keys() for run in runs):
         return {}
-    means = {}
-    for method, scores in first.items():
-        values = {name: [run[BASELINES][method].get(name) for run in runs] for name in scores}
-        means[method] = {
-            name: float(np.mean(numbers)) for name, numbers in values.items() if None not in numbers
-        }
+    means = means_of([run[BASELINES] for run in runs])
     mean, deviation = (results.get(f"{metric}_{name}") for name in ("mean", "std"))
     text = None
     if mean is not None:

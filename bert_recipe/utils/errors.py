@@ -118,6 +118,11 @@ def one_line(text: str) -> str:
     return escape_controls(" ".join(str(text).split()))
 
 
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters of `text`, and dots where it goes on."""
+    return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
 def listed(values: Sequence[object], maximum: int = 10) -> str:
     """The first values, and how many more there are: "3, 7, 9 and 12 more"."""
     shown = ", ".join(map(str, values[:maximum]))
