@@ -36,7 +36,6 @@ from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.files import atomic_folder
 from bert_recipe.utils.progress import print_line
 
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 TOLERANCE = 1e-4  # of logits and of embeddings
 SAMPLES = ["A text.", "This text is longer: it has several words, and so there is padding."]
 # They describe the inside of the exporter. Those of transformers, such as weights that a folder
@@ -67,6 +66,8 @@ def wrapped_model(folder: Path) -> Any:
     """transformers' model in `folder`, as a module with one output: logits or embeddings."""
     import torch
     import transformers
+
+    from bert_recipe.checkpoint.weights import CLASSIFIERS
 
     class Wrapped(torch.nn.Module):
         def __init__(self, model: torch.nn.Module, settings: EmbeddingSettings | None):

@@ -22,9 +22,9 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import listed
 from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.words import LONE_SURROGATE
 
 CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
-LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8
 OWN = "<!-- as written by the program: "
 EMBEDDINGS = "embeddings"
 CLASSIFIER = "ForSequenceClassification"
@@ -332,7 +332,8 @@ def as_base(name: str | None) -> str | None:
 
 
 def printable(text: str) -> str:
-    return LONE_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
+    """`text` without the lone surrogates of file names that are not UTF-8."""
+    return LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def cell(text: str) -> str:

@@ -11,6 +11,7 @@ from bert_recipe.checkpoint.older import OLD_RECORD
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 
+SCORES_FILE = "scores.json"  # in a run's folder
 # In a folder with the predictions of a model that is elsewhere.
 PREDICTED_BY_FILE = "predicted_by.json"
 

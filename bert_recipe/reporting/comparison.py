@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE, write_temperature
 from bert_recipe.checkpoint.folder import SEED_FOLDER, find_model_folder
+from bert_recipe.checkpoint.record import SCORES_FILE
 from bert_recipe.reporting.calibration import Calibration, calibration_of
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.reporting.paired_scores import (
@@ -18,7 +19,7 @@ from bert_recipe.reporting.paired_scores import (
     compare_scores,
     holm,
 )
-from bert_recipe.reporting.scored_rows import SCORES_FILE, STEM, ScoredRows, read_scored_rows
+from bert_recipe.reporting.scored_rows import STEM, ScoredRows, read_scored_rows
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.progress import print_line
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_recipe.checkpoint.record import read_record
+from bert_recipe.checkpoint.record import SCORES_FILE, read_record
 from bert_recipe.reporting.paired_scores import (
     MeanScore,
     OrderScore,
@@ -37,7 +37,6 @@ from bert_recipe.utils.output_tables import quoted_lines
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import MAX_LINE, TextFile
 
-SCORES_FILE = "scores.json"
 STEM = "eval_predictions"
 PROBABILITY = "probability "  # before the label, in the names of columns
 NER_HEADER = ["word", "tag", "prediction", "probability"]

@@ -17,14 +17,12 @@ from bert_recipe.tokenization.files import TokenizerFile
 from bert_recipe.tokenization.layouts import Layout, bert_layout, layout_of
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError, one_line
-from bert_recipe.utils.words import is_unspaced, split_words
+from bert_recipe.utils.words import LONE_SURROGATE, is_unspaced, split_words
 
 UNSPACED_START = 5  # continues no word; others see kind_of
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
-# JSON and command lines may have them; the library refuses them.
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
 TEMPLATE_KEY = rb'("post_processor"\s*:\s*)'
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @contextlib.contextmanager

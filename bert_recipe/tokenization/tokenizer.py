@@ -39,7 +39,8 @@ from bert_recipe.tokenization.files import (
     list_casing,
     open_tokenizer,
 )
-from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
+from bert_recipe.tokenization.hugging_face import HuggingFaceTokenizer
+from bert_recipe.utils.words import LONE_SURROGATE
 from bert_recipe.tokenization.layouts import Layout, bert_layout, is_bert_template
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError

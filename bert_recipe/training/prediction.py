@@ -16,7 +16,7 @@ from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_se
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
-from bert_recipe.checkpoint.record import PREDICTED_BY_FILE
+from bert_recipe.checkpoint.record import PREDICTED_BY_FILE, SCORES_FILE
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import RunConfig
@@ -40,7 +40,6 @@ from bert_recipe.tasks.mistakes import without_mistakes
 from bert_recipe.tasks.task import PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
-from bert_recipe.training.run import SCORES_FILE
 from bert_recipe.training.setup import DIGITS, check_memory, open_report
 from bert_recipe.utils.device import allocate
 from bert_recipe.utils.files import lock_folder

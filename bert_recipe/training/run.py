@@ -8,7 +8,7 @@ import torch
 from bert_recipe.checkpoint.model_card import ModelParts
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import Progress, check_same_run, read_progress
-from bert_recipe.checkpoint.record import RunRecord
+from bert_recipe.checkpoint.record import SCORES_FILE, RunRecord
 from bert_recipe.checkpoint.start import (
     Start,
     StartKind,
@@ -21,8 +21,6 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.files import is_same_path
-
-SCORES_FILE = "scores.json"  # in a run's folder
 
 
 @dataclass(frozen=True)

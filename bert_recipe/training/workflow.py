@@ -18,6 +18,7 @@ from bert_recipe.checkpoint.identity import refuse_seeds
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.record import SCORES_FILE
 from bert_recipe.checkpoint.start import no_log
 from bert_recipe.checkpoint.weights import load_weights
 from bert_recipe.config import RunConfig, is_step
@@ -33,7 +34,7 @@ from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
 from bert_recipe.training.plan import open_runs
 from bert_recipe.training.prediction import predict_all, predict_only
-from bert_recipe.training.run import SCORES_FILE, Run
+from bert_recipe.training.run import Run
 from bert_recipe.training.setup import (
     build_trainer,
     make_loader,

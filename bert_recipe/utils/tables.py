@@ -18,6 +18,7 @@ from bert_recipe.utils.known_tools import DATA, LABEL_STUDIO, refuse_known
 from bert_recipe.utils.parquet_values import class_names, named_class
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
+from bert_recipe.utils.words import LONE_SURROGATE
 
 SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
@@ -25,7 +26,6 @@ BYTE_ORDER_MARK = "\ufeff"
 # A whole cell of TSV with a quotation mark inside, in standard quoting.
 QUOTED_CELL = re.compile(r'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|\r?\n?$)')
 QUOTED_HEADER = re.compile(r'"[^"\t]+"(?:\t"[^"\t]+")*\r?\n')
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 LIST_AS_TEXT = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)  # as pandas writes it to CSV
 
 Row = dict[str, Any]

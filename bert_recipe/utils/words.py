@@ -21,6 +21,8 @@ WORD = regex.compile(
     r"|(?=\S)\X",
     regex.VERSION1,
 )
+# Half of a pair, which JSON, command lines and names of files may have: libraries refuse it.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 ASCII_WORD = re.compile(r"\w+|[^\w\s]")  # the same, several times as fast
 
 
