@@ -19,7 +19,7 @@ from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.config import is_step
 from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import TEMPORARY_SUFFIX, remove
+from bert_recipe.utils.files import TEMPORARY_SUFFIX, is_hidden, remove
 from bert_recipe.utils.json_files import (
     JsonObject,
     from_json,
@@ -189,7 +189,8 @@ def files_beside(folder: Path, with_state: bool) -> set[str]:
     """
     names = {str(path.relative_to(folder)) for path in sentence_files(folder)}
     for path in folder.iterdir():
-        if path.name in TOKENIZER_FILES or (with_state and path.name.endswith(STATE_SUFFIXES)):
+        is_state = with_state and path.name.endswith(STATE_SUFFIXES) and not is_hidden(path)
+        if is_state or path.name in TOKENIZER_FILES:
             names.add(path.name)
     return names
 

@@ -66,7 +66,7 @@ def record_files(folder: Path) -> Iterator[Path]:
     """The files that `read_record` tries, in this order."""
     steps = [folder / str(step) for step in reversed(checkpoint_steps(folder))]
     for checkpoint in (folder, *steps):
-        yield from sorted(checkpoint.glob(f"*{PROGRESS_SUFFIX}"))
+        yield from sorted(checkpoint.glob(f"[!.]*{PROGRESS_SUFFIX}"))
     for name in (PREDICTED_BY_FILE, OLD_RECORD):
         if (folder / name).is_file():
             yield folder / name

@@ -242,7 +242,7 @@ def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:
     `lr_rewarmup` from damaged optimizer state.
     """
     # Model folders of other programs have no progress.
-    for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
+    for path in weights.path.glob(f"[!.]*{PROGRESS_SUFFIX}"):
         progress = read_progress(weights.path, path.name.removesuffix(PROGRESS_SUFFIX))
         if not progress.is_finished:
             last_step = progress.arguments["max_steps"]

@@ -33,7 +33,7 @@ import h5py
 import numpy as np
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import refuse_pointer
+from bert_recipe.utils.files import is_hidden, refuse_pointer
 from bert_recipe.utils.text_files import check_one_split
 
 KEYS = (
@@ -339,7 +339,9 @@ def find_shards(folder: str | Path) -> list[Path]:
         raise UserError(
             f"input folder {folder} does not exist: check the path, or make it with data/prepare.py"
         )
-    paths = sorted(path for path in folder.iterdir() if path.suffix in SHARD_SUFFIXES)
+    paths = sorted(
+        path for path in folder.iterdir() if path.suffix in SHARD_SUFFIXES and not is_hidden(path)
+    )
     if not paths:
         raise UserError(
             f"input folder {folder} holds no {' or '.join('*' + s for s in SHARD_SUFFIXES)} file"

@@ -110,11 +110,18 @@ def sync(path: Path) -> None:
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What has one of `suffixes` in `folder` and below it, sorted, but for folders and what cannot
-    be listed.
+    """What has one of `suffixes` in `folder` and below it, sorted, but for folders, hidden files
+    and what cannot be listed.
     """
     paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in paths if path.suffix in suffixes)
+    return sorted(path for path in paths if path.suffix in suffixes and not is_hidden(path))
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether it is beside the files that a user sees, such as `._model.safetensors`, which macOS
+    puts into archives and onto other systems' disks.
+    """
+    return path.name.startswith(".")
 
 
 def is_same_path(path: Path, other: Path) -> bool:

@@ -106,6 +106,17 @@ def test_on_a_file_system_without_links_best_is_a_copy(
     assert best_of(tmp_path) == best_of(whole)
 
 
+def test_hidden_files_that_a_copy_has_besides_are_not_the_runs_own(inputs, whole, tmp_path):
+    """As macOS adds them to archives."""
+    for source, name in ((whole, "run"), (inputs.shards, "shards")):
+        shutil.copytree(source, tmp_path / name, symlinks=True)
+        for path in [*(tmp_path / name).rglob("*.*")]:
+            path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7")
+    flags = ("--input-dir", tmp_path / "shards", "--max-steps", 9, *resuming(tmp_path / "run"))
+    train(command(inputs, tmp_path / "run", *flags))
+    assert best_of(tmp_path / "run") == lowest(tmp_path / "run")
+
+
 CHANGES = ("rename", "replace", "unlink", "symlink", "link", "rmdir", "mkdir")
 
 

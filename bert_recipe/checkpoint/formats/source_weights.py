@@ -136,7 +136,7 @@ def find_file(source: Path, suffix: str) -> Path:
     raises UserError.
     """
     if source.is_dir():
-        candidates = sorted(source.glob(f"*{suffix}"))
+        candidates = sorted(source.glob(f"[!.]*{suffix}"))
     else:
         candidates = [source, source.with_name(source.name + suffix)]
     files = [path for path in candidates if path.is_file()]

@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import is_hidden
 from bert_recipe.utils.text_files import kind_of
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
@@ -40,7 +41,9 @@ def find_text(path: Path) -> list[Path]:
         paths = [path]
     else:
         paths = sorted(
-            file for file in path.iterdir() if file.name.endswith(TEXT_SUFFIXES) and file.is_file()
+            file
+            for file in path.iterdir()
+            if file.name.endswith(TEXT_SUFFIXES) and file.is_file() and not is_hidden(file)
         )
         if not paths:
             suffixes = " or ".join(f"*{suffix}" for suffix in TEXT_SUFFIXES)
