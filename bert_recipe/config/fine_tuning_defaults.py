@@ -15,6 +15,7 @@ WORDS_FACTOR, EMBEDDINGS_FACTOR = 2.0, 0.2
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
 MIN_UPDATES, MIN_UPDATES_OF_WORDS = 150, 450
+UPDATES_PER_LABEL, MAX_UPDATES_OF_LABELS = 25, 600
 MIN_TRAVEL = 0.02  # rate times updates: about how far Adam moves a weight
 EPOCHS, MAX_EPOCHS = 3, 20
 SQUAD_RATE = 5e-5  # NVIDIA's recipe, for many questions
@@ -31,7 +32,12 @@ class FineTuningDefaults:
 
 
 def fine_tuning_defaults(
-    kind: str | None, width: int, optimizer: str, num_rows: int, from_random_weights: bool = False
+    kind: str | None,
+    width: int,
+    optimizer: str,
+    num_rows: int,
+    from_random_weights: bool = False,
+    num_labels: int = 2,
 ) -> FineTuningDefaults:
     """The values for a run.
 
@@ -47,9 +53,10 @@ def fine_tuning_defaults(
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
     on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
     Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
-    as many epochs as make 150 updates, for tags 450, and more where AdamW's rate is lower, so that
-    their product is 0.02; at least 3 epochs and at most 20. From 5,000 rows on batches of 32 and 3
-    epochs. From random weights batches of 32.
+    as many epochs as make 150 updates, for tags 450, for texts 25 for each label if that is more,
+    up to 600; and more where AdamW's rate is lower, so that their product is 0.02; at least 3
+    epochs and at most 20. From 5,000 rows on batches of 32 and 3 epochs. From random weights
+    batches of 32.
 
     SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
 
@@ -58,6 +65,7 @@ def fine_tuning_defaults(
     optimizer: its name.
     num_rows: rows, tagged sentences, pairs or questions of the whole training file.
     from_random_weights: whether nothing is pre-trained.
+    num_labels: of the texts.
     """
     has_many_rows = num_rows >= MANY_ROWS
     batch_size = FEW_ROWS_BATCH
@@ -69,6 +77,8 @@ def fine_tuning_defaults(
         rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
     is_words = kind == "words"
     updates = max(MIN_UPDATES_OF_WORDS if is_words else MIN_UPDATES, MIN_TRAVEL / rate)
+    if kind == "texts":
+        updates = max(updates, min(UPDATES_PER_LABEL * num_labels, MAX_UPDATES_OF_LABELS))
     if from_random_weights:
         rate *= RANDOM_WEIGHTS_FACTOR
     elif is_words:

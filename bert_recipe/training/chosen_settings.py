@@ -101,10 +101,13 @@ def choose_settings(
         return given
     task = cast(FineTuningTask, data.task)
     recorded = runtime.distributed.on_main(lambda: recorded_settings(settings, data, starts))
-    width = data.choice.config.hidden_size
+    config = data.choice.config
+    width, num_labels = config.hidden_size, len(config.labels)
     optimizer = settings.optimizer.name
     is_random = all(start.folder is None for start in starts.values())
-    rule = fine_tuning_defaults(task.defaults_kind, width, optimizer, data.num_rows, is_random)
+    rule = fine_tuning_defaults(
+        task.defaults_kind, width, optimizer, data.num_rows, is_random, num_labels
+    )
 
     rate, warmup = given.learning_rate, given.warmup_proportion
     epochs, max_steps, loader = given.epochs, given.max_steps, given.loader

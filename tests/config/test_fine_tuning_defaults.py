@@ -66,6 +66,26 @@ def test_embeddings_take_smaller_steps_and_no_fewer(rows):
     assert from_nothing.learning_rate > classes.learning_rate
 
 
+def test_many_classes_take_more_updates():
+    def updates(num_labels, rows=1000, kind="texts"):
+        values = fine_tuning_defaults(kind, 384, "AdamW", rows, num_labels=num_labels)
+        return values.epochs * rows / values.batch_size
+
+    assert updates(2) == updates(6) < updates(10) < updates(24) == updates(200)
+    assert updates(6, kind="words") == updates(30, kind="words")
+    assert updates(30, rows=5000) == updates(2, rows=5000)
+
+
+def test_a_table_of_many_classes_is_repeated_more_often(glue_files, tmp_path):
+    rows = [f"{text},{number % 12}" for number, text in enumerate(["good film", "bad film"] * 600)]
+    table = tmp_path / "many.csv"
+    table.write_text("\n".join(["t,l", *rows]))
+    flags = ["--train-file", table, "--text-column", "t", "--label-column", "l"]
+    words = glue_runs.words(glue_files, tmp_path / "o", "--do-train", *flags, "--max-steps", 1)
+    assert run_glue.main([*map(str, words)]) == 0
+    assert chosen(*run_folders(tmp_path / "o"))[2] == 8
+
+
 @pytest.mark.parametrize("rows", range(1, 40))
 def test_an_update_takes_no_row_twice(rows):
     assert fine_tuning_defaults("texts", 128, "AdamW", rows).batch_size <= rows
