@@ -130,7 +130,12 @@ HDF5 = [
     *flags_of(SampleOptions),
 ]
 VERIFY = [
-    Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
+    Flag(
+        "--vocab-file",
+        Path,
+        None,
+        "vocabulary; if not given, the one that the shards name, or the one beside them",
+    ),
 ]
 REPACKED = Flag(
     "--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced"

@@ -230,7 +230,7 @@ def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):
         sum(path.stat().st_size for path in folder.glob("*.hdf5")) for folder in (dynamic, static)
     ]
     assert sizes[0] < 0.2 * sizes[1] and open_shards(dynamic).shards[0].is_contiguous
-    verified = run_here(["verify", dynamic], prepare.main)
+    verified = run_here(["verify", dynamic, "--vocab-file", VOCAB_FILE], prepare.main)
     assert "training draws the masks" in verified.stdout
 
 

@@ -232,4 +232,5 @@ def test_wrong_numbers_of_documents_name_the_shard_and_the_row(tmp_path, numbers
     dataset = open_shards(shards)
     with pytest.raises(UserError, match=r"text\.hdf5, row 5: input_mask"):
         dataset.read(np.arange(10)).stream(np.arange(10))
-    assert_refused(run_here(["verify", shards], prepare.main), "text.hdf5")
+    verified = run_here(["verify", shards, "--vocab-file", VOCAB_FILE], prepare.main)
+    assert_refused(verified, "text.hdf5")

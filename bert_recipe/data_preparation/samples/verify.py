@@ -27,41 +27,30 @@ SHOWN_SAMPLES = 3
 def report_on_folders(root: Path, vocab_file: Path | None, executor: Executor) -> None:
     """Verifies every folder of HDF5 shards below `root`, and prints a report with some samples."""
     for folder in shard_folders(root):
-        vocabulary = vocab_file or find_vocabulary(folder)
-        tokenizer = load_tokenizer(vocabulary) if vocabulary else None
+        tokenizer = load_tokenizer(vocab_file or find_vocabulary(folder))
         statistics = verify_folder(folder, tokenizer, executor)
         lines = [f"{folder}: every row is valid", *report_lines(statistics, tokenizer)]
         print_line("\n".join([*lines, "", *sample_lines(folder, tokenizer), ""]))
 
 
-def verify_folder(
-    folder: Path, tokenizer: Tokenizer | None, executor: Executor
-) -> SampleStatistics:
+def verify_folder(folder: Path, tokenizer: Tokenizer, executor: Executor) -> SampleStatistics:
     """Reads every shard in `folder`. UserError names the first invalid shard and row."""
     paths = find_shards(folder)
     shards = [Shard(path) for path in paths]
     check_agreement(shards)
     first = shards[0]
     made_with = first.attributes.get("vocab_sha256")
-    if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
+    if made_with and made_with != tokenizer.vocab_sha256:
         raise UserError(
             f"shard {first.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) "
             f"than {tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was "
             "made with"
         )
-    if tokenizer:
-        mask_and_unknown = (tokenizer.mask_token_id, tokenizer.unk_token_id)
-        special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        vocab_size = tokenizer.vocab_size
-    else:
-        mask_and_unknown = (guess_mask_id(first), -1)
-        special_ids = None
-        vocab_size = first.attributes.get("vocab_size", 2**31)
     examine = partial(
         examine_shard,
-        mask_and_unknown=mask_and_unknown,
-        special_ids=special_ids,
-        vocab_size=vocab_size,
+        mask_and_unknown=(tokenizer.mask_token_id, tokenizer.unk_token_id),
+        special_ids=(tokenizer.cls_token_id, tokenizer.sep_token_id),
+        vocab_size=tokenizer.vocab_size,
     )
     statistics = []
     with progress_bar(len(paths), "verify", "shard") as bar:
@@ -74,30 +63,16 @@ def verify_folder(
     return total
 
 
-def guess_mask_id(shard: Shard) -> int:
-    """The most frequent id at masked positions: without a vocabulary, the best guess of the id of
-    [MASK].
-    """
-    for rows in shard.blocks(BLOCK_ROWS):
-        block = read_rows(shard, rows)
-        positions_nP = block["masked_lm_positions"].clip(0, shard.sequence_length - 1)
-        is_masked_nP = positions_nP > 0
-        if is_masked_nP.any():
-            ids_nP = np.take_along_axis(block["input_ids"], positions_nP, axis=1)
-            return int(np.bincount(ids_nP[is_masked_nP].clip(0)).argmax())
-    return -1
-
-
 def examine_shard(
     path: Path,
     mask_and_unknown: tuple[int, int],
-    special_ids: tuple[int, int] | None,
+    special_ids: tuple[int, int],
     vocab_size: int,
 ) -> SampleStatistics:
     """Verifies all rows of a shard, and returns its statistics. Raises UserError if one is damaged.
 
     mask_and_unknown: ids of the tokens that are counted, [MASK] and [UNK].
-    special_ids: see `check_samples`.
+    special_ids: of [CLS] and [SEP].
     """
     shard = Shard(path)
     shard.verify_checksums()
@@ -127,7 +102,7 @@ def check_samples(
     shard: Shard,
     rows: np.ndarray,
     values: dict[str, np.ndarray],
-    special_ids: tuple[int, int] | None,
+    special_ids: tuple[int, int],
 ) -> None:
     """Raises UserError for rows that training would read, but that are no samples."""
     ids_nS, positions_nP = values["input_ids"], values["masked_lm_positions"]
@@ -139,14 +114,12 @@ def check_samples(
     refuse(shard, rows, is_twice_n, "masked_lm_positions has a position twice")
     if masked_nP.shape[1]:
         refuse(shard, rows, ~masked_nP.any(axis=1), "nothing is masked")
-    if special_ids:
-        cls_id, sep_id = special_ids
-        has_ends_n = (ids_nS[:, 0] == cls_id) & (
-            ids_nS[np.arange(len(rows)), lengths_n - 1] == sep_id
-        )
-        refuse(shard, rows, ~has_ends_n, "the sample does not begin with [CLS] and end with [SEP]")
-        is_special_n = (masked_nP & np.isin(values["masked_lm_ids"], special_ids)).any(axis=1)
-        refuse(shard, rows, is_special_n, "[CLS] or [SEP] is masked")
+    cls_id, sep_id = special_ids
+    last_ids_n = ids_nS[np.arange(len(rows)), lengths_n - 1]
+    has_ends_n = (ids_nS[:, 0] == cls_id) & (last_ids_n == sep_id)
+    refuse(shard, rows, ~has_ends_n, "the sample does not begin with [CLS] and end with [SEP]")
+    is_special_n = (masked_nP & np.isin(values["masked_lm_ids"], special_ids)).any(axis=1)
+    refuse(shard, rows, is_special_n, "[CLS] or [SEP] is masked")
 
 
 def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenizer) -> None:
@@ -162,10 +135,10 @@ def shard_folders(root: Path) -> list[Path]:
     return folders
 
 
-def find_vocabulary(folder: Path) -> Path | None:
+def find_vocabulary(folder: Path) -> Path:
     """The vocabulary of the shards in `folder`: a file beside them, or one that ships with the
     program. It must have the SHA-256 that the shards name; if they name none, it is the file beside
-    them. None if there is no such file.
+    them. Raises UserError if there is no such file.
     """
     expected = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
     paths = [folder / VOCAB_FILE, folder / TOKENIZER_JSON]
@@ -174,10 +147,10 @@ def find_vocabulary(folder: Path) -> Path | None:
     for path in paths:
         if path.is_file() and (expected is None or load_tokenizer(path).vocab_sha256 == expected):
             return path
-    return None
+    raise UserError(f"the vocabulary of the shards in {folder} is not here: give --vocab-file")
 
 
-def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> list[str]:
+def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer) -> list[str]:
     """The numbers. "expected" refers to BERT's recipe; other recipes have other numbers."""
     f = statistics
     lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
@@ -202,16 +175,16 @@ def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> l
         lines.append("next sentence     no labels")
     else:
         lines.append(f"next sentence     {f.random_next_share:.1%} random (expected 50%)")
-    vocabulary = "(unknown vocabulary)"
-    if tokenizer:
-        lines.append(f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]")
-        vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file.name}"
-    lines.append(f"ids               up to {f.highest_id} {vocabulary}")
-    lines.append(f"checksums         valid; {f.checksummed} of {f.shards} shards have them")
-    return lines
+    vocabulary = f"of {tokenizer.vocab_size} in {tokenizer.vocab_file.name}"
+    return [
+        *lines,
+        f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]",
+        f"ids               up to {f.highest_id} {vocabulary}",
+        f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
+    ]
 
 
-def sample_lines(folder: Path, tokenizer: Tokenizer | None) -> list[str]:
+def sample_lines(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """Some samples with their masks, from different shards and rows."""
     lines = ["samples, with masked tokens as {original -> replacement} and kept ones as {original}"]
     paths = find_shards(folder)
@@ -230,8 +203,8 @@ def sample_lines(folder: Path, tokenizer: Tokenizer | None) -> list[str]:
     return lines
 
 
-def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | None) -> str:
-    name = tokenizer.text_of if tokenizer else str
+def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer) -> str:
+    name = tokenizer.text_of
     words = list(map(name, values["input_ids"][:length].tolist()))
     for position, original in zip(
         values["masked_lm_positions"], values["masked_lm_ids"].tolist(), strict=True
@@ -240,4 +213,4 @@ def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | No
             was = name(original)
             now = words[position]
             words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"
-    return tokenizer.join(words) if tokenizer else " ".join(words)
+    return tokenizer.join(words)
