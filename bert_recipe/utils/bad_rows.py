@@ -45,7 +45,7 @@ class BadRows:
             self.skip_flag = None
         if self.log is None or (num_kept == 0 and self.found):
             if self.found:
-                raise UserError(self.message())
+                raise UserError(self.message(all_rows=num_kept == 0))
         elif read_environment().rank == 0:
             self.write_log(self.log)
 
@@ -69,13 +69,16 @@ class BadRows:
         content = "".join(f"{line}\n" for line in lines)
         write_atomically(log, content.encode("utf-8", "backslashreplace"))
 
-    def message(self) -> str:
+    def message(self, all_rows: bool = False) -> str:
         if len(self.found) == 1:
             where, why = self.found[0]
             return f"{where}: {why}{self.advice('it')}"
         kinds: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for where, why in self.found:
             kinds[VALUES.sub("", why)].append((where, why))
+        if all_rows and len({why for _, why in self.found}) == 1:  # such as a missing column
+            where, why = self.found[0]
+            return f"{where}: {why}; all {len(self.found)} rows are so"
         parts = []
         for rows in list(kinds.values())[:MAX_KINDS]:
             where, why = rows[0]

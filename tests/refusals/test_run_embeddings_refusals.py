@@ -101,7 +101,7 @@ FILES = [
     # No row has the column: none can be left out.
     (
         f"{TRAIN} --skip-bad --negative-columns answer",
-        "4 bad rows: line 1: no column 'answer'; it has 'q', 'p'",
+        "train.jsonl:1: no column 'answer'; it has 'q', 'p': check the column's name; all 4 rows",
         lines(*PAIRS),
     ),
     *(
