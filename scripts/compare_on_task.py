@@ -225,7 +225,8 @@ def embed(
     )
     sets = task.prediction_sets(choice.tokenizer)
     with start_runtime(config, f"vectors {name}") as runtime:
-        parallel = load_fine_tuned(task.head, task.configure(choice.config), source, runtime)
+        model_config = task.configure(choice.config)
+        parallel = load_fine_tuned(task.head, model_config, source, runtime, config.parallel)
         parallel.prepare_for_inference(runtime.precision.dtype)
         vectors = [
             predict(parallel, texts, "sequence", config.prediction.batch_size, runtime)[0]

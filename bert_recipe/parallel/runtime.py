@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bert_recipe.config import ParallelConfig
 from bert_recipe.metrics.sinks import Reporter
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.utils.distributed import DistributedContext
@@ -12,10 +11,9 @@ from bert_recipe.utils.distributed import DistributedContext
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device, precision, processes, log and parallel strategy of a run."""
+    """Device, precision, processes and log of a run."""
 
     device: torch.device
     precision: Precision = field(default_factory=Precision)
     distributed: DistributedContext = field(default_factory=DistributedContext)
     reporter: Reporter = field(default_factory=Reporter)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -51,7 +51,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     config = run.data.choice.config
     with closing(lock_folder(folder)):
         # First what may fail, so that --overwrite removes nothing before the fit can start.
-        parallel = load_fine_tuned(task.head, config, source, runtime)
+        parallel = load_fine_tuned(task.head, config, source, runtime, run.settings.parallel)
         check_loaded(parallel, source, runtime.distributed)
         calibration = check_earlier_fit(run)
         runtime.reporter.start(folder, STEP)

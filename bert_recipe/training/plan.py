@@ -17,11 +17,11 @@ from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.data_loading.packing import stream_sizes
 from bert_recipe.parallel.compilation import choose_what_to_compile
+from bert_recipe.parallel.parallelize import strategy_of
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
 from bert_recipe.training.run import Run, TrainingValues
-from bert_recipe.training.setup import strategy_for
 from bert_recipe.utils.json_files import JsonObject
 
 
@@ -113,7 +113,10 @@ def choose_strategies(
     DeepSpeed's engine; and a line to print about compilation, or "".
     """
     what, note = "none", ""
-    if strategy_for(runtime).compiles:
+    strategy = strategy_of(
+        settings.parallel, runtime.distributed.world_size, runtime.precision.pure
+    )
+    if strategy.compiles:
         what, note = choose_what_to_compile(
             settings, values.max_steps, runtime.device, task.compiling_pays_from
         )

@@ -19,7 +19,7 @@ from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
 from bert_recipe.checkpoint.record import PREDICTED_BY_FILE, SCORES_FILE
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
-from bert_recipe.config import RunConfig
+from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.encoders.config import ModelConfig, check_length
 from bert_recipe.model.encoders.registry import MODELS, make_model
 from bert_recipe.model.kernels.linear import float32_library
@@ -77,7 +77,8 @@ def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime
         if digest is not None:
             settings["starting_weights"] = digest[:DIGITS]
         runtime.reporter.log("PARAMETER", settings)
-        parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
+        model_config = task.configure(choice.config)
+        parallel = load_fine_tuned(task.head, model_config, folder, runtime, config.parallel)
         predict_all(config, task, parallel, sets, results, runtime, folder.path)
         if digest is not None and runtime.distributed.is_main:
             flags = config.arguments.tagged("result")
@@ -102,18 +103,20 @@ def load_fine_tuned(
     config: ModelConfig,
     folder: ModelFolder,
     runtime: Runtime,
+    strategies: ParallelConfig | None = None,
     log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
     """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must
-    have all of it.
+    have all of it. strategies: by default those of one process.
     """
+    strategies = strategies or ParallelConfig()
     with torch.device("meta"):
         model = make_model(head, config)
-    check_memory(model, runtime)
-    if runtime.parallel.shard_degree == 1:  # no initial values, since all are loaded
+    check_memory(model, strategies, runtime)
+    if strategies.shard_degree == 1:  # no initial values, since all are loaded
         allocate(model, runtime.device)
     parallel = parallelize(
-        model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed
+        model, strategies, runtime.precision, runtime.device, runtime.distributed
     )
     log = log if runtime.distributed.is_main else no_log
     load_weights(parallel, folder, log, needs_head=True)

@@ -9,7 +9,7 @@ import torch
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.identity import WEIGHTS
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.config import RunConfig
+from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -87,7 +87,7 @@ def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -
         reporter = make_reporter(settings, distributed.is_main)
         try:
             with float32_linear(chooses_onednn(config, device, distributed)):
-                yield Runtime(device, precision, distributed, reporter, parallel)
+                yield Runtime(device, precision, distributed, reporter)
         except (RuntimeError, MemoryError, OSError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -117,21 +117,23 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
         runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
 
 
-def strategy_for(runtime: Runtime) -> type[ParallelModel]:
-    return strategy_of(runtime.parallel, runtime.distributed.world_size, runtime.precision.pure)
-
-
-def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
+def check_memory(
+    model: PreTrainedModel,
+    parallel: ParallelConfig,
+    runtime: Runtime,
+    tensors_per_parameter: int = 1,
+) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are
     not counted.
 
     model: may be on the meta device.
+    parallel: the strategies.
     runtime: its device, precision and processes.
     tensors_per_parameter: 1 for weights, 3 with two moments; float32, except in prediction with
         --use-pure-fp16.
     """
-    parallel, precision = runtime.parallel, runtime.precision
-    if strategy_for(runtime).shards_only_state:
+    precision, distributed = runtime.precision, runtime.distributed
+    if strategy_of(parallel, distributed.world_size, precision.pure).shards_only_state:
         tensors_per_parameter = 1  # the weights, which each process first holds
     itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
     num_parameters = sum(p.numel() for p in model.parameters())
@@ -140,7 +142,7 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
     if parallel.cpu_offload:
         device = torch.device("cpu")
     if device.type == "cpu":  # shared by the processes of a machine
-        needed *= runtime.distributed.local_world_size
+        needed *= distributed.local_world_size
     if device.type == "cuda":
         total: float = torch.cuda.get_device_properties(device).total_memory
     else:
@@ -160,7 +162,7 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     """
     torch.manual_seed(run.record.seed)
     model = model or run.make_model()
-    check_memory(model, runtime, tensors_per_parameter=3)
+    check_memory(model, run.parallel, runtime, tensors_per_parameter=3)
     num_frozen = run.settings.trainer.freeze_layers
     if num_frozen is not None:
         freeze_lowest_layers(model, num_frozen)
