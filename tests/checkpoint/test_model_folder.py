@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -28,7 +29,6 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import ModelSelection, StartConfig
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.pretraining import PretrainingOptions
 from bert_recipe.training.plan import find_starts
 
 TINY_CONFIG = read_json(ROOT / "bert_configs" / "bert-tiny-uncased.json")
@@ -177,9 +177,8 @@ def test_seeds_share_the_folder_of_their_starting_weights(tmp_path):
         from_pretrained_params=source,
     )
     runtime = Runtime(torch.device("cpu"), Precision())
-    starts = find_starts(
-        config, ["seed-1", "seed-2"], PretrainingOptions(), runtime, benchmark=False
-    )
+    settings = SimpleNamespace(start=config, trainer=SimpleNamespace(benchmark=False))
+    starts = find_starts(settings, ["seed-1", "seed-2"], runtime)
     first, second = starts.values()
     assert first.named != second.named
     assert first.weights is second.weights is not None
