@@ -68,11 +68,11 @@ FILES = [
             ),
             (
                 f"{TRAIN} --negative-columns x",
-                "line 1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
+                ":1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
             ),
             (
                 f"{TRAIN} --label-column x",
-                "line 1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
+                ":1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
             ),
             (
                 f"{TRAIN} --matryoshka-dims 999",
@@ -101,7 +101,7 @@ FILES = [
     # No row has the column: none can be left out.
     (
         f"{TRAIN} --skip-bad --negative-columns answer",
-        "train.jsonl:1: no column 'answer'; it has 'q', 'p': check the column's name; all 4 rows",
+        ":1: no column 'answer'; it has 'q', 'p'...check the column's name; all 4 rows are so",
         lines(*PAIRS),
     ),
     *(
