@@ -78,14 +78,12 @@ FLAGS = (
         Path,
         REQUIRED,
         "checkpoint file, its prefix, or its folder",
-        options={"metavar": "SOURCE"},
     ),
     Flag(
         "folder",
         Path,
         REQUIRED,
         "model folder to write; must not exist, or be empty",
-        options={"metavar": "FOLDER"},
     ),
     Flag("--config-file", Path, None, "BERT config; by default the one beside the checkpoint"),
     Flag("--vocab-file", Path, None, "vocabulary; by default the one beside the checkpoint"),
@@ -174,7 +172,6 @@ def derive(command: str, argv: Sequence[str]) -> None:
             Path,
             REQUIRED,
             "model folder to write; new, or empty",
-            options={"metavar": "FOLDER"},
         ),
     )
     parser.add_flags("flags", flags)

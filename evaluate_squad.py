@@ -26,14 +26,12 @@ FLAGS = (
         str,
         REQUIRED,
         "SQuAD JSON with answers, v1.1 or v2.0",
-        options={"metavar": "DATASET"},
     ),
     Flag(
         "predictions",
         str,
         REQUIRED,
         "JSON {question id: answer text}",
-        options={"metavar": "PREDICTIONS"},
     ),
     Flag(
         "--na-prob-file",

@@ -89,12 +89,12 @@ FLAGS = {
         ),
         Flag(
             "--decimal",
-            str,
+            (".", ","),
             ".",
-            "mark of the numbers that are written to CSV and TSV; a comma, as spreadsheets of many "
+            "mark of the numbers that are written to CSV and TSV; ',' as spreadsheets of many "
             "languages have",
             ("--output",),
-            options={"choices": (".", ",")},
+            options={"metavar": "MARK"},
         ),
         Flag(
             "--encoding",

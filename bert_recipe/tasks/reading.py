@@ -87,8 +87,9 @@ class NumberReadingOptions(ReadingOptions):
         "--decimal",
         (".", ","),
         ".",
-        "mark of the numbers in CSV and TSV: with a comma, as spreadsheets of many languages have, "
+        "mark of the numbers in CSV and TSV: with ',' as spreadsheets of many languages have, "
         "numbers to learn are read and predictions written so",
+        options={"metavar": "MARK"},
         result=True,
     )
 

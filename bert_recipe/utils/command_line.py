@@ -303,6 +303,8 @@ class ArgumentParser(argparse.ArgumentParser):
                 help_text = f"{flag.help} (default: {default.rule})"
                 default = None
             is_positional = not flag.names[0].startswith("--")
+            if is_positional and not isinstance(flag.kind, tuple):
+                options.setdefault("metavar", flag.name.upper())
             if default is REQUIRED:
                 default = None
                 if not is_positional:
