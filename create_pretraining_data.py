@@ -32,8 +32,13 @@ from bert_recipe.data_preparation.samples.sample_statistics import SampleStatist
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from bert_recipe.utils.files import file_digest, lock_folder
+from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.work_units.executors import open_executor
 from bert_recipe.utils.work_units.units import Record, WorkUnit, is_done, read_record
+
+# Below bert_recipe/: `create_shard` of data_preparation/samples/create_shards.py makes a shard from
+# a text. Its pairs are drawn by samples/drawing.py, masked by data_loading/masking.py, and written
+# by samples/hdf5_writer.py.
 
 FLAGS = (
     Flag(
@@ -97,10 +102,10 @@ def main(argv: list[str] | None = None) -> None:
         to_do = [unit for unit in units if not is_made(args.output_dir, unit, args.overwrite)]
         records, statistics = create_shards(args.output_dir, units, executor, "samples")
     seconds = time.perf_counter() - start
-    print_error(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already")
-    print_error(summary(records, statistics, options))
+    print_line(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already")
+    print_line(summary(records, statistics, options))
     megabytes = sum(unit.size for unit in to_do) / 1e6
-    print_error(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s")
+    print_line(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s")
     shares = lost_share(records), statistics.unknown_share, statistics.random_next_share
     for doubt in doubts(args.max_seq_length, *shares):
         print_error(f"warning: {doubt}")

@@ -19,6 +19,9 @@ from bert_recipe.config.arguments import check_weights, make_run_config, parse_p
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
 
+# The loop is `Trainer.train` of bert_recipe/training/trainer.py; `run_task` of training/workflow.py
+# puts together what goes into it. The loss is in tasks/pretraining.py.
+#
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.
 
