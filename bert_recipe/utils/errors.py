@@ -161,7 +161,7 @@ REQUIRED_PACKAGES = (
 OPTIONAL_PACKAGES = {
     "distributed": "--scheduler",
     "h5py": "reading and writing shards",
-    "jinja2": "the report page and the cards of models",
+    "jinja2": "the report page or the card of a model",
     "nltk": "splitting text into sentences",
     "onnx": "export_onnx.py",
     "onnxruntime": "export_onnx.py",
@@ -174,6 +174,8 @@ OPTIONAL_PACKAGES = {
     "transformers": "export_onnx.py",
     "wandb": "--wandb-project",
 }
+# Of pyproject.toml, those of several packages, which are installed together.
+EXTRAS = (("h5py", "nltk"), ("scikit-learn", "scipy"))
 
 
 def missing_package(error: BaseException) -> str | None:
@@ -183,9 +185,10 @@ def missing_package(error: BaseException) -> str | None:
     name = str(error.name).partition(".")[0]
     if name in OPTIONAL_PACKAGES:
         package = {"sklearn": "scikit-learn"}.get(name, name)
+        extra = next((extra for extra in EXTRAS if package in extra), (package,))
         return (
             f"{OPTIONAL_PACKAGES[name]} needs the package {package}, which is not installed: pip "
-            f"install {package}"
+            f"install {' '.join(extra)}"
         )
     if name in REQUIRED_PACKAGES:
         return f"the package {name} is not installed: run bash scripts/setup_environment.sh"

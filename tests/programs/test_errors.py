@@ -94,6 +94,11 @@ def missing(name: str) -> ModuleNotFoundError:
             "error: --scheduler needs the package distributed, which is not installed: pip",
         ),
         (
+            missing("sklearn.metrics"),
+            "error: scoring needs the package scikit-learn, which is not installed: pip install "
+            "scikit-learn scipy",
+        ),
+        (
             RuntimeError("can't start new thread"),
             "error: no more processes or threads can be started: ",
         ),
