@@ -40,7 +40,7 @@ echo 'Questions need more layers and more text than this: a few percent are expe
 stage '5/5 classes of texts, which a model of this size learns: who wrote it?'
 python3 run_glue.py --init-checkpoint quickstart/results/bert-tiny-uncased/phase2 --output-dir quickstart/results \
   --train-file data/sample/authors.csv --text-column text --label-column author --eval-fraction 0.2 \
-  --do-train --do-eval --epochs 12 --learning-rate 1e-3 --log-freq 25 --show-config false --resume-from-checkpoint
+  --do-train --do-eval --log-freq 25 --show-config false --resume-from-checkpoint
 echo 'Four of the held-out passages, with their author and what the model says, which is not always right:'
 python3 - << 'EOF'
 import csv
@@ -61,7 +61,8 @@ The score says how many passages of 100 it gets right; a single answer may be wr
 
   python3 inference.py --init-checkpoint quickstart/results/bert-tiny-uncased/classification --text 'A passage ...'
 
-Better models need more layers, more text and more time. Next, with a folder of text, an hour on this machine:
+With five seeds it gets 77 of 100 right. The same model gets 81 from random weights, and a released one 95 (README): minutes of
+pre-training on four books do not help yet. Next, with a folder of text, an hour on this machine:
 
   bash scripts/pretrain_from_texts.sh FOLDER OUT_DIR
 EOF
