@@ -9,6 +9,7 @@ file's name to each ValueError of the other functions.
 import argparse
 import contextlib
 import importlib.metadata
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 from bert_recipe.utils.rank_environment import read_environment
 
-TESTED_VERSION = "0.19.8"  # of DeepSpeed; others are used if they have what deepspeed.py needs
+# The lowest and the highest with which tests/parallel/test_deepspeed.py passed. Newer ones are used
+# if they have what parallel/deepspeed.py needs. With 0.18.5, the losses of ZeRO 1 in 16 bits and of
+# ZeRO 2 with offload were wrong, with 0.19.0 those of ZeRO 1 in float16; before 0.18.5, ZeRO 1 in
+# bfloat16 divides nothing.
+DEEPSPEED_VERSIONS = ("0.19.0", "0.19.8")
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
 Setting = tuple[str, str, Any]  # a key, the flag that it stands for, and the flag's value
 
@@ -190,21 +195,33 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def installed_version() -> str:
-    """The version of DeepSpeed. Raises UserError if it is not installed."""
+    """The version of DeepSpeed. Raises UserError if it is not installed, or too old."""
     try:
-        return importlib.metadata.version("deepspeed")
+        installed = importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
             "--deepspeed needs DeepSpeed: pip install -r requirements-deepspeed.txt"
         ) from error
+    if release(installed) < release(DEEPSPEED_VERSIONS[0]):
+        raise UserError(
+            f"DeepSpeed {installed} is too old, its ZeRO 1 and 2 give wrong losses: pip install -r "
+            "requirements-deepspeed.txt"
+        )
+    return installed
 
 
 def note_on_version() -> str | None:
     """A line for a version with which the tests were not run."""
     installed = installed_version()
-    if installed.partition("+")[0] == TESTED_VERSION:
+    highest = DEEPSPEED_VERSIONS[1]
+    if release(installed) <= release(highest):
         return None
-    return f"note: DeepSpeed {installed} was not tested with this program; {TESTED_VERSION} was"
+    return f"note: DeepSpeed {installed} was not tested with this program; {highest} was"
+
+
+def release(version: str) -> list[int]:
+    """The three numbers of a version such as 0.19.8+cu128."""
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def read_values(path: Path) -> JsonObject:
@@ -471,7 +488,15 @@ def engine_of_file(args: Arguments, resolved: JsonObject) -> JsonObject:
     values = read_values(args.deepspeed_config)
     with errors_of(args.deepspeed_config):
         check_engine(values, args)
-    return engine_config(values, args, resolved)
+    config = engine_config(values, args, resolved)
+    installed, highest = installed_version(), DEEPSPEED_VERSIONS[1]
+    has_float16 = config["fp16"]["enabled"] and config["zero_optimization"]["stage"] == 1
+    if has_float16 and release(installed) < release(highest):
+        raise UserError(
+            f"DeepSpeed {installed} gives wrong losses with ZeRO 1 in float16: pip install "
+            f"deepspeed=={highest}, or use bfloat16 or ZeRO 2"
+        )
+    return config
 
 
 def engine_notes(args: Arguments) -> list[str]:

@@ -23,7 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, ParallelConfig, RunConfig
-from bert_recipe.config.deepspeed_config import TESTED_VERSION, installed_version, note_on_version
+from bert_recipe.config.deepspeed_config import (
+    DEEPSPEED_VERSIONS,
+    installed_version,
+    note_on_version,
+)
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
@@ -33,16 +37,15 @@ from bert_recipe.utils.distributed import set_timeout
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
-# What ZeroModel reads and calls of DeepSpeed's optimizers, by stage. A version that is not tested
-# may lack them.
-PRIVATE = {
-    2: ("update_lp_params",),
-    3: (
-        *("fp16_groups", "fp32_partitioned_groups_flat", "grad_position"),
-        *("get_param_id", "persistent_parameters", "_partition_all_parameters"),
-        "_reassign_or_swap_out_partitioned_parameters",
-    ),
-}
+# What ZeroModel reads and calls of DeepSpeed's optimizers: of stage 1 in bfloat16, of stages 1 and
+# 2, and of stage 3. A version that is not tested may lack them.
+PRIVATE_BF16 = ("update_lp_params", "bf16_groups", "fp32_groups_flat_partition")
+PRIVATE_1_AND_2 = ("update_lp_params", "bit16_groups", "single_partition_of_fp32_groups")
+PRIVATE_3 = (
+    *("fp16_groups", "fp32_partitioned_groups_flat", "grad_position"),
+    *("get_param_id", "persistent_parameters", "_partition_all_parameters"),
+    "_reassign_or_swap_out_partitioned_parameters",
+)
 
 
 def load_deepspeed(device: torch.device) -> Any:
@@ -179,6 +182,22 @@ class Fragment:
         return vector.detach()[self.offset : self.offset + self.count]
 
 
+def check_private_attributes(optimizer: object, stage: int) -> None:
+    """Raises UserError if DeepSpeed's optimizer of a ZeRO stage lacks what ZeroModel needs, as in
+    a version that was not tested.
+    """
+    needed = PRIVATE_3 if stage == 3 else PRIVATE_1_AND_2
+    if stage == 1 and hasattr(optimizer, PRIVATE_BF16[1]):
+        needed = PRIVATE_BF16
+    missing = [name for name in needed if not hasattr(optimizer, name)]
+    if missing:
+        raise UserError(
+            f"DeepSpeed {installed_version()} cannot be used at ZeRO stage {stage} in this "
+            f"precision: its {type(optimizer).__name__} has no {missing[0]}: use another stage, or "
+            f"pip install deepspeed=={DEEPSPEED_VERSIONS[-1]}"
+        )
+
+
 class ZeroModel(DeepSpeedModel):
     """ZeRO stages 1 to 3: optimizer states, gradients and parameters are partitioned over ranks by
     elements.
@@ -211,7 +230,7 @@ class ZeroModel(DeepSpeedModel):
         super().prepare(optimizer)
         self.shard_group = dist.group.WORLD  # which a single process has only now
         self.zero = self.engine.optimizer
-        self._check_private_attributes()
+        check_private_attributes(self.zero, self.stage)
         if self.stage == 3:
             fragments = self._fragments_of_stage_3()
         else:
@@ -223,14 +242,6 @@ class ZeroModel(DeepSpeedModel):
         }
         self._init_state(optimizer)
         self._restore_initial_weights()
-
-    def _check_private_attributes(self) -> None:
-        missing = [name for name in PRIVATE[max(self.stage, 2)] if not hasattr(self.zero, name)]
-        if missing:
-            raise UserError(
-                f"DeepSpeed {installed_version()} has no {missing[0]} in ZeRO stage {self.stage}: "
-                f"pip install deepspeed=={TESTED_VERSION}"
-            )
 
     def _init_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeros where DeepSpeed left no state, as in the optimizer's first step."""
@@ -253,7 +264,7 @@ class ZeroModel(DeepSpeedModel):
         self.initial_masters = None
 
     def _fragments_of_stages_1_and_2(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
-        if hasattr(self.zero, "bf16_groups"):  # stage 1 in bfloat16
+        if hasattr(self.zero, PRIVATE_BF16[1]):
             groups, flats = self.zero.bf16_groups, self.zero.fp32_groups_flat_partition
         else:
             groups, flats = self.zero.bit16_groups, self.zero.single_partition_of_fp32_groups

@@ -577,17 +577,3 @@ def test_without_deepspeed_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(deepspeed_config.importlib.metadata, "version", Mock(side_effect=error))
     result = run_here([*PRETRAINING, *engine_flags(tmp_path, {}), *ADAMW])
     assert_refused(result, "needs DeepSpeed", "requirements-deepspeed.txt")
-
-
-@pytest.mark.parametrize(
-    ("version", "is_tested"),
-    [
-        *((version, True) for version in ("0.19.8", "0.19.8+cu128")),
-        *((version, False) for version in ("0.18.0", "0.19.80", "1.0.0rc1")),
-    ],
-)
-def test_a_version_that_was_not_tested_is_a_note(version, is_tested, monkeypatch):
-    monkeypatch.setattr(deepspeed_config.importlib.metadata, "version", lambda _: version)
-    note = deepspeed_config.note_on_version()
-    assert (note is None) == is_tested
-    assert is_tested or f"DeepSpeed {version} was not tested" in note

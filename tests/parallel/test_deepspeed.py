@@ -1,5 +1,7 @@
 """Runs with DeepSpeed's engine: their losses, skipped steps and predictions are those of one
 process, and their checkpoints move freely between stages, numbers of processes and engines.
+
+To be run with both of DEEPSPEED_VERSIONS, whichever is installed.
 """
 
 import contextlib
@@ -18,6 +20,7 @@ from small_runs import RunInputs, losses, progress, steps_folder, steps_in, trai
 
 import run_pretraining
 import run_squad
+from bert_recipe.config.deepspeed_config import DEEPSPEED_VERSIONS, installed_version, release
 from bert_recipe.parallel.deepspeed import load_deepspeed
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.trainer import Trainer
@@ -49,6 +52,10 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 ZERO = {stage: {"stage": stage} for stage in (0, 1, 2)} | {
     3: {"stage": 3, "stage3_param_persistence_threshold": 100}
 }
+# Before 0.19.8, ZeRO 1 in float16 is refused.
+FLOAT16 = dict(ZERO)
+if find_spec("deepspeed") and release(installed_version()) < release(DEEPSPEED_VERSIONS[1]):
+    del FLOAT16[1]
 FLOAT32 = {
     **{f"ZeRO {stage}": zero for stage, zero in ZERO.items()},
     "ZeRO 1 offload": {**ZERO[1], **OFFLOAD},
@@ -154,7 +161,7 @@ def folder(inputs, tmp_path_factory) -> Path:
         commands.append(command(inputs, folder / f"one process to {name}", *start, *flags))
     run_ranks(2, folder / "logs", train_all, commands).check()
     commands = []
-    for stage, zero in ZERO.items():
+    for stage, zero in FLOAT16.items():
         flags = engine_flags(
             folder, f"ZeRO {stage} fp16", zero, fp16={"enabled": True, "initial_scale_power": 10}
         )
@@ -234,7 +241,7 @@ def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(
     assert all(tensor.dtype == torch.float32 for tensor in weights(folder / name, STEPS).values())
 
 
-@pytest.mark.parametrize("stage", ZERO)
+@pytest.mark.parametrize("stage", FLOAT16)
 def test_float16_and_a_skipped_step_are_those_of_one_process(folder, stage):
     expected = folder / "one process fp16"
     found = folder / f"ZeRO {stage} fp16"
