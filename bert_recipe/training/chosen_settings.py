@@ -135,7 +135,8 @@ def choose_settings(
             "epochs": f"{EPOCHS} {epochs:g}" if limits_epochs else f"{STEPS} {max_steps}",
             "warmup_proportion": f"{WARMUP} {warmup:g}",
         }
-        source = f"{BY_RULE} (width {width}, {optimizer}, {data.num_rows:,} rows)"
+        classes = f", {num_labels} classes" if num_labels > 1 else ""
+        source = f"{BY_RULE} (width {width}, {optimizer}, {data.num_rows:,} rows{classes})"
         if recorded:
             source = "as recorded by the run that is resumed"
         if len(chosen & values.keys()) > ("warmup_proportion" in chosen):

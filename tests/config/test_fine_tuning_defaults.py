@@ -149,8 +149,8 @@ def test_the_choice_is_printed_once_recorded_and_logged(glue_files, tmp_path, ca
     assert run_glue.main(command(glue_files, tmp_path, "--num-seeds", 2, "--max-steps", 2)) == 0
     rule = fine_tuning_defaults("texts", TINY["hidden_size"], "AdamW", ROWS, True)
     text = capsys.readouterr().out
-    line = f"{BY_RULE} (width {TINY['hidden_size']}, AdamW, {ROWS} rows): --learning-rate"
-    assert text.count(line) == 1
+    basis = f"width {TINY['hidden_size']}, AdamW, {ROWS} rows, 2 classes"
+    assert text.count(f"{BY_RULE} ({basis}): --learning-rate") == 1
     folders = run_folders(tmp_path)
     assert len(folders) == 2
     for folder in folders:
