@@ -141,6 +141,13 @@ class Task(Protocol):
         return None
 
     @property
+    def numbers(self) -> tuple[float, float] | None:
+        """Mean and standard deviation of the numbers to learn, once the training data is open; None
+        for other tasks.
+        """
+        return None
+
+    @property
     def advice(self) -> str:
         """What to try if the model has learnt nothing."""
         return "more updates, or another --learning-rate"

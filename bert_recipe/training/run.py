@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -18,6 +19,7 @@ from bert_recipe.checkpoint.start import (
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.heads import SequenceClassification
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.files import is_same_path
@@ -131,7 +133,10 @@ class Run:
     def make_model(self) -> PreTrainedModel:
         """Builds the model on the meta device."""
         with torch.device("meta"):
-            return make_model(self.task.head, self.data.choice.config)
+            model = make_model(self.task.head, self.data.choice.config)
+        if self.task.numbers is not None:
+            cast(SequenceClassification, model).numbers = self.task.numbers
+        return model
 
     def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
         """The limits of micro-batches of the run's batch size, or of another one."""

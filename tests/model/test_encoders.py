@@ -174,6 +174,23 @@ def test_a_discriminator_of_electra_is_read_without_its_own_head(tmp_path):
         assert relative_error(model(stream).last_hidden_state, expected) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta", "distilbert", "electra"])
+def test_outputs_of_a_new_layer_begin_with_mean_and_spread_of_the_numbers(kind):
+    model = make_pair(kind, "sequence_classification")[0].eval()
+    stream, *_ = make_input()
+
+    def begun(numbers: tuple[float, float]) -> torch.Tensor:
+        torch.manual_seed(3)
+        model.numbers = numbers
+        model.init_weights()
+        with torch.no_grad():
+            return logits_of(model(stream)).double()
+
+    standard = begun((0.0, 1.0))
+    assert standard.std() > 0
+    torch.testing.assert_close(begun((-200.0, 50.0)), 50 * standard - 200, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
 def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(kind, prepared):

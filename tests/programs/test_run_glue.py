@@ -120,6 +120,16 @@ def test_regression_learns_scores(files, tmp_path):
     assert scores["pearson"] > 0.95
 
 
+@pytest.mark.parametrize("numbers", [(0, 1), (1000, 5000), (2005, 2000)])
+def test_numbers_far_from_0_are_learnt_like_those_near_it(numbers, files, tmp_path):
+    rows = [(text, numbers[int(label)]) for text, label in sentences(48, 0)]
+    table = write_csv(tmp_path / "rows.csv", ("text", "label"), *rows)
+    flags = ("--train-file", table, "--eval-file", table, "--regression", "--epochs", 16)
+    flags += ("--text-column", "text", "--label-column", "label", "--do-train", "--do-eval")
+    assert run(files, tmp_path, *flags) == 0
+    assert read_json(tmp_path / "custom/regression/scores.json")["pearson"] > 0.95
+
+
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"

@@ -6,7 +6,7 @@ padded in memory.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -212,11 +212,27 @@ class SequenceClassification(ClassificationModel):
 
         model = BertForSequenceClassification.from_pretrained(folder, labels=("no", "yes")).train()
         model(stream, labels=labels_N).loss.backward()
+
+    numbers: mean and standard deviation of the numbers to learn, where the outputs of a new layer
+        begin: from 0, a few hundred updates do not reach numbers far from it.
     """
+
+    numbers: tuple[float, float] = (0.0, 1.0)
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.add_modules(config.classifier_pooling, config.num_labels, config.head_dropout)
+
+    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
+        has_dense = isinstance(getattr(self, self.classifier_name), DenseClassifier)
+        output_layer = f"{self.classifier_name}.out_proj" if has_dense else self.classifier_name
+        mean, deviation = self.numbers
+        for name, value in super().initial_values(parts):
+            if name == f"{output_layer}.weight":
+                value *= deviation
+            elif name == f"{output_layer}.bias":
+                value += mean
+            yield name, value
 
 
 class TokenClassification(ClassificationModel):

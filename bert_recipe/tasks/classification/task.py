@@ -66,14 +66,13 @@ from bert_recipe.tasks.task import PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.output_tables import names_like
-from bert_recipe.utils.progress import print_line, print_once
+from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.tables import Row
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
 REGRESSION_LABELS = ("score",)
-LARGE_NUMBERS = 10.0  # root of the mean square of numbers to learn
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         is a question of two classes, absent and present; the weights are then those of absent
         labels and of present ones [2C].
     baseline_rows: what the baselines learn from, of the training file.
-    guessing_loss: see Task.
+    guessing_loss, numbers: see Task.
     frozen: of an encoder that is not trained, for which a classifier is fitted, or None.
     """
 
@@ -99,6 +98,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     split: Split | None = None
     baseline_rows: LabelledTexts | None = field(default=None, compare=False, repr=False)
     guessing_loss: float | None = None
+    numbers: tuple[float, float] | None = None
     frozen: FrozenEncoder | None = field(default=None, compare=False, repr=False)
     defaults_kind: str | None = "texts"
 
@@ -214,6 +214,9 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         weights: tuple[float, ...] = ()
         if options.class_weights == "balanced":
             weights = balanced_weights(examples.path, values, spec)
+        numbers = None
+        if spec.regression and not spec.negatives:
+            numbers = (float(values.mean()), float(values.std()) or 1.0)
         baseline_rows = None
         if options.baseline and options.eval_files:
             baseline_rows = LabelledTexts.draw(examples, values, max(1, len(spec.labels)))
@@ -231,6 +234,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             split=split,
             baseline_rows=baseline_rows,
             guessing_loss=loss_of_guessing(values, spec, weights, options.label_smoothing),
+            numbers=numbers,
             frozen=frozen,
             defaults_kind="texts" if frozen is None else None,
         )
@@ -429,19 +433,6 @@ def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
         labels = [*examples.labels]
     warn_of_contradictions(examples.path, zip(texts, labels, examples.lines, strict=True))
     warn_of_blank(examples.path, zip(texts, examples.lines, strict=True))
-    if spec.regression and not spec.negatives:
-        warn_of_large(examples.path, np.array(labels))
-
-
-def warn_of_large(path: Path, numbers: np.ndarray) -> None:
-    """Warns of numbers that a model, whose outputs begin near 0, does not reach in few updates."""
-    size = float(np.sqrt(np.square(numbers).mean()))
-    if size > LARGE_NUMBERS:
-        print_once(
-            f"warning: {path}: the numbers to learn are of about {size:.4g}, and a model's outputs "
-            f"begin near 0, from which most runs do not reach them: divide the numbers in the file "
-            f"by {10 ** math.ceil(math.log10(size / LARGE_NUMBERS))} or so"
-        )
 
 
 def warn_of_unread(path: Path, examples: Examples) -> None:
