@@ -33,17 +33,14 @@ from bert_recipe.tasks.ner.scores import ENTITY_SCORES, entity_counts, f1
 from bert_recipe.tasks.ner.tags import entities, has_classes
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json
-from bert_recipe.utils.output_tables import quoted_lines
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import MAX_LINE, TextFile
 
 STEM = "eval_predictions"
 PROBABILITY = "probability "  # before the label, in the names of columns
 NER_HEADER = ["word", "tag", "prediction", "probability"]
-UNQUOTED_NER_HEADER = ["word", "tag", "predicted", "probability"]  # of earlier versions
 # Of texts with entities, there is also a table of their tokens, which differ between models.
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
-BREAKS = str.maketrans("\t\r\n", "   ")
 Key = tuple[str, ...]
 
 
@@ -110,11 +107,11 @@ def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
             columns: Cells = {name: [str(row[name]) for row in rows] for name in rows[0]}
         else:
             tables = [read_table(path) for path in paths]
-            if tables[0][0] in (NER_HEADER, UNQUOTED_NER_HEADER):
+            if tables[0][0] == NER_HEADER:
                 return rows_of_words(tables)
             columns = join_tables(tables)
         return rows_of_texts(columns, names, paths[0].parent)
-    except (KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
+    except (csv.Error, KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
         raise UserError(
             f"{paths[0]} is not what --do-eval writes ({type(error).__name__}: {error}): score the "
             f"model again"
@@ -122,29 +119,12 @@ def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
 
 
 def read_table(path: Path) -> list[list[str]]:
-    """The rows of a CSV or TSV file, the header first. Earlier versions wrote TSV without quotation
-    marks: a file is theirs where cells that need them have none.
-    """
+    """The rows of a CSV or TSV file, the header first."""
     csv.field_size_limit(MAX_LINE)
     text = path.read_bytes().decode("utf-8-sig")
-    is_csv = path.suffix == ".csv"
-    delimiter = text[len("text")] if is_csv else "\t"  # after the name of the first column
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        rows = list(reader)
-    except csv.Error:
-        if is_csv:
-            raise
-        rows = []
-    is_unquoted = rows[:1] == [UNQUOTED_NER_HEADER] or quoted_lines(rows, delimiter) != text
-    if not is_csv and is_unquoted:
-        rows = [line.split("\t") for line in text.removesuffix("\n").split("\n")]
-    return rows
-
-
-def key_of(cells: Sequence[str]) -> Key:
-    """Cells as an earlier version wrote them, without breaks."""
-    return tuple(cell.translate(BREAKS) for cell in cells)
+    # That of CSV stands after the name of the first column.
+    delimiter = text[len("text")] if path.suffix == ".csv" else "\t"
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
 
 
 def sorted_rows(
@@ -227,7 +207,7 @@ def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
         if not has_words:
             continue
         words, tags, predicted, _probabilities = zip(*lines, strict=True)
-        keys.append(key_of((*words, "", *tags)))
+        keys.append((*words, "", *tags))
         counts.append(entity_counts(entities(tags), entities(predicted)))
         is_right = [tag == guess for tag, guess in zip(tags, predicted, strict=True)]
         num_right.append((sum(is_right), len(tags)))
@@ -262,10 +242,9 @@ def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredR
     run.
     """
     texts = [columns[name] for name in ("text", "pair", "label") if name in columns]
-    keys = [key_of(cells) for cells in zip(*texts, strict=True)]
+    keys = list(zip(*texts, strict=True))
     labels = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
-    if not labels:  # an earlier version wrote six digits of a number
-        keys = [(*key[:-1], f"{number(key[-1]):g}") for key in keys]
+    if not labels:
         return sorted_rows(
             keys, partial(number_scores, columns, names), number_outcomes(keys, columns)
         )
@@ -358,8 +337,6 @@ def several_label_scores(
     labels: all labels.
     separator: what divides the labels of a cell.
     """
-    if separator in "\t\r\n" and not any(separator in cell for cell in (*truths, *predictions)):
-        separator = " "  # as an earlier version wrote them
     expected_nC = label_matrix(truths, labels, separator)
     predicted_nC = label_matrix(predictions, labels, separator)
     counts = [expected_nC & predicted_nC, predicted_nC, expected_nC]

@@ -70,6 +70,13 @@ def not_a_table(folder: Path) -> None:
     path.write_text('{"text": "a", "prediction": "b"}\n')
 
 
+def unquoted(folder: Path) -> None:
+    """As versions before 1.0 wrote them."""
+    write_run(folder, "words with tags", 1)
+    text = 'word\ttag\tprediction\tprobability\n"\tO\tO\t0.5\n'
+    (folder / "eval_predictions.tsv").write_text(text)
+
+
 def whole_run(folder: Path) -> None:
     write_run(folder, "classes", 1)
 
@@ -85,6 +92,7 @@ def whole_run(folder: Path) -> None:
             ("other rows were scored: 1 of the 30 rows of", one_row_less),
             ("has no rows that were scored", unscored),
             ("is not what --do-eval writes", not_a_table),
+            ("is not what --do-eval writes (Error: unexpected end of data)", unquoted),
         )
     ),
     ("{folder}/a {folder}/b", "does not exist", {"a": whole_run}),

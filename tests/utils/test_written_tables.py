@@ -1,5 +1,5 @@
 """Tables of predictions: in the format of the file that was read, with standard quoting and all
-digits; what an earlier version wrote is still compared.
+digits.
 """
 
 import csv
@@ -17,8 +17,6 @@ from bert_recipe.reporting.scored_rows import read_scored_rows
 from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
-from bert_recipe.tasks.ner.options import TokenClassificationOptions
-from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.reading import NumberReadingOptions
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.output_tables import encode_table
@@ -129,58 +127,3 @@ def test_pandas_reads_what_is_written(tmp_path):
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         assert json.loads(result.stdout) == rows
-
-
-def old_table(rows: list[dict]) -> str:
-    """As versions before wrote TSV: without quoting, breaks as spaces, six digits of labels."""
-    breaks = str.maketrans("\t\r\n", "   ")
-    lines = ["\t".join(rows[0])]
-    lines += ["\t".join(str(cell).translate(breaks) for cell in row.values()) for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def test_tables_of_earlier_versions_have_the_same_rows(tmp_path):
-    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "abababab", strict=True)]
-    path = tmp_path / "a.csv"
-    path.write_bytes(encode_table(path, rows))
-    spec = dataclasses.replace(custom_spec("text", None, "label"), labels=("a", "b"))
-    score(path, rows, spec, tmp_path)
-    new = read_scored_rows([tmp_path])[""]
-    table = read(tmp_path / "eval_predictions.csv")
-    (tmp_path / "eval_predictions.csv").unlink()
-    (tmp_path / "eval_predictions.tsv").write_text(old_table(table))
-    old = read_scored_rows([tmp_path])[""]
-    assert old.keys == new.keys and len(old.keys) == len(TEXTS)
-    np.testing.assert_array_equal(old.probabilities_nC, new.probabilities_nC)
-    np.testing.assert_array_equal(old.labels_n, new.labels_n)
-
-
-def test_numbers_of_earlier_versions_have_the_same_rows(tmp_path):
-    rows = [{"text": str(number), "label": number} for number in NUMBERS]
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(encode_table(path, rows))
-    score(path, rows, custom_spec("text", None, "label", regression=True), tmp_path)
-    new = read_scored_rows([tmp_path])[""]
-    table = read(tmp_path / "eval_predictions.jsonl")
-    (tmp_path / "eval_predictions.jsonl").unlink()
-    table = [row | {"label": f"{row['label']:g}"} for row in table]
-    (tmp_path / "eval_predictions.tsv").write_text(old_table(table))
-    assert read_scored_rows([tmp_path])[""].keys == new.keys
-
-
-def test_words_of_earlier_versions_have_the_same_rows(tmp_path):
-    """A word that is a quotation mark."""
-    (tmp_path / "a.tsv").write_text('"\tO\nAnna\tB-PER\n"\tO\n\nOslo\tB-LOC\n')
-    options = TokenClassificationOptions(eval_file=tmp_path / "a.tsv")
-    task = TokenClassificationTask(options, labels=("O", "B-PER", "B-LOC"))
-    (one,) = task.prediction_sets(TOKENIZER)
-    count = int(one.dataset.lengths.sum())
-    scores = one.finish(np.random.default_rng(0).normal(size=(count, 3)), tmp_path)
-    (tmp_path / "scores.json").write_text(json.dumps({"f1": scores["f1"]}))
-    new = read_scored_rows([tmp_path])[""]
-    path = tmp_path / "eval_predictions.tsv"
-    assert '""""\tO\t' in path.read_text()
-    old = path.read_text().replace('""""', '"').replace("prediction", "predicted")
-    path.write_text(old)
-    assert read_scored_rows([tmp_path])[""].keys == new.keys
-    assert sorted(len(key) for key in new.keys) == [3, 7]
