@@ -25,7 +25,14 @@ TABLES = [
     ("README.md", "Results"),
     ("docs/continue_pretraining.md", "What was measured?"),
     ("docs/after_training.md", "What do 8 bits cost?"),
+    ("docs/defaults.md", ""),
 ]
+CONTESTANTS = {
+    "here": "default",
+    "trainer": "trainer",
+    "tf-idf": "tf-idf",
+    "untrained": "untrained",
+}
 
 
 def result_rows(page: str, section: str) -> list[str]:
@@ -328,6 +335,47 @@ def test_what_adaptation_did_to_vectors_is_that_of_its_file():
         for value, figure in zip(values, figures, strict=True):
             assert rounds_to(float(value), figure), row
         assert "p < 0.001" in line and "**" in row
+
+
+def runs_by_table(names: list[str], num_rows: int) -> list[list[list[dict]]]:
+    """Of each table and model the runs of each contestant in each of some files."""
+    tables: dict[tuple, dict[tuple, list[dict]]] = {}
+    for name in names:
+        for run in read_result(name)["runs"]:
+            if run["num_rows"] == num_rows:
+                groups = tables.setdefault((run["table"], run["model"]), {})
+                groups.setdefault((name, run["contestant"]), []).append(run)
+    return [list(groups.values()) for groups in tables.values()]
+
+
+def are_of(runs: list[dict], contestant: str, cell: str) -> bool:
+    """Whether a cell such as `84.7 (0.003)` has the mean score and, in brackets, the mean loss."""
+    score, *loss = re.findall(r"-?[\d.]+", cell)
+    return (
+        runs[0]["contestant"] == contestant
+        and rounds_to(100 * statistics.mean(run["score"] for run in runs), score)
+        and all(rounds_to(statistics.mean(run["loss"] for run in runs), text) for text in loss)
+    )
+
+
+@pytest.mark.parametrize("section", ["Classes, numbers and tags", "Embeddings"])
+def test_scores_of_the_defaults_are_those_of_their_files(section):
+    page = (ROOT / "docs/defaults.md").read_text(encoding="utf-8").split(f"## {section}")[1]
+    columns = [name.strip().lower() for name in page[page.index("| model") :].split("|")]
+    rows = result_rows("docs/defaults.md", section)
+    assert len(rows) > 5
+    for row in rows:
+        cells = dict(zip(columns, row.split("|"), strict=False))
+        num_rows = int(cells["rows, seeds"].split(", ")[0].replace(",", ""))
+        tables = runs_by_table(re.findall(r"benchmarks/results/([^)]+)\)", row), num_rows)
+        shown = [name for name in CONTESTANTS if cells.get(name, "").strip()]
+        assert any(
+            all(
+                any(are_of(runs, CONTESTANTS[name], cells[name]) for runs in groups)
+                for name in shown
+            )
+            for groups in tables
+        ), row
 
 
 def commands_in(value: object) -> Iterator[str]:
