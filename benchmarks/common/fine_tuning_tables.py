@@ -6,7 +6,7 @@ import csv
 import gettext
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,31 +119,33 @@ def sentences_of(path: Path) -> list[str]:
     return [block for block in "\n".join(rows).split("\n\n") if block.strip()]
 
 
+def squad_questions(path: Path) -> Iterator[tuple[Row, Row, Row]]:
+    """The article, paragraph and question of each question in SQuAD's file."""
+    for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield article, paragraph, question
+
+
 def question_pairs(path: Path) -> list[Row]:
-    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
     return [
         {"text": question["question"], "pair": paragraph["context"]}
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
+        for _, paragraph, question in squad_questions(path)
     ]
 
 
 def answer_sentences(path: Path) -> list[tuple[str, str, str]]:
     """(question, the sentence with its answer, answer) for each question of SQuAD's file."""
-    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-    found = []
-    for article in articles:
-        for paragraph in article["paragraphs"]:
-            context = paragraph["context"]
-            for question in paragraph["qas"]:
-                answer = question["answers"][0]
-                start = answer["answer_start"]
-                ends = [match.end() for match in re.finditer(r"[.?!] ", context)]
-                first = max([0, *(end for end in ends if end <= start)])
-                last = min([len(context), *(end for end in ends if end > start)])
-                found.append((question["question"], context[first:last].strip(), answer["text"]))
-    return found
+    answered = []
+    for _, paragraph, question in squad_questions(path):
+        context = paragraph["context"]
+        answer = question["answers"][0]
+        start = answer["answer_start"]
+        ends = [match.end() for match in re.finditer(r"[.?!] ", context)]
+        first = max([0, *(end for end in ends if end <= start)])
+        last = min([len(context), *(end for end in ends if end > start)])
+        answered.append((question["question"], context[first:last].strip(), answer["text"]))
+    return answered
 
 
 def asked_entities(path: Path) -> list[str]:
@@ -178,12 +180,9 @@ def split_rows(rows: list[Any]) -> tuple[list[Any], list[Any]]:
 
 def article_questions(path: Path) -> list[Row]:
     """Questions with the title of their article, one of 30."""
-    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
     return [
         {"text": question["question"], "label": article["title"]}
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
+        for article, _, question in squad_questions(path)
     ]
 
 
@@ -214,12 +213,9 @@ def alike_or_not(table: Table) -> Table:
 
 def questions(path: Path) -> list[Row]:
     """Each a document of SQuAD's file with one question."""
-    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
     return [
         {"title": "", "paragraphs": [{"context": paragraph["context"], "qas": [question]}]}
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
+        for _, paragraph, question in squad_questions(path)
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.record import RunRecord
-from bert_recipe.checkpoint.sentence_folders import sentence_files
+from bert_recipe.checkpoint.sentence_folders import MODULES_FILE, sentence_files
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import listed
@@ -28,7 +28,6 @@ CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
 OWN = "<!-- as written by the program: "
 EMBEDDINGS = "embeddings"
 CLASSIFIER = "ForSequenceClassification"
-SENTENCE_MODULES = "modules.json"  # of sentence-transformers
 REMOTE_CODE = "auto_map"  # the key of a config whose classes transformers lacks
 
 # By the ending of the model class: the hub's name of the task, a heading, and how it is used.
@@ -268,7 +267,7 @@ def card_of(
         model_type=config.model_type,
         architecture=architecture,
         labels=config.labels,
-        is_embedding=SENTENCE_MODULES in parts.files and not has_classifier(parts.files),
+        is_embedding=MODULES_FILE in parts.files and not has_classifier(parts.files),
         is_fitted=has_classifier(parts.files),
         facts=facts,
         command=parts.command,
@@ -316,7 +315,7 @@ def write_derived_card(
         model_type=model.config.model_type,
         architecture=model.architecture or "",
         labels=model.config.labels,
-        is_embedding=(folder / SENTENCE_MODULES).is_file() and not has_classifier(names),
+        is_embedding=(folder / MODULES_FILE).is_file() and not has_classifier(names),
         is_fitted=has_classifier(names),
         facts={"made by": program, "made from": ", ".join(sources), **facts},
         base=as_base(base),

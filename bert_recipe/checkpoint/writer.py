@@ -27,7 +27,6 @@ from bert_recipe.checkpoint.folder import (
 from bert_recipe.checkpoint.model_card import (
     CARD_FILE,
     CLASSIFIER,
-    SENTENCE_MODULES,
     ModelParts,
     card_of,
 )
@@ -41,6 +40,7 @@ from bert_recipe.checkpoint.rows import (
     holds_rows,
     write_rows,
 )
+from bert_recipe.checkpoint.sentence_folders import MODULES_FILE
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import model_files
 from bert_recipe.utils.collectives import all_reduce
@@ -93,7 +93,7 @@ class Checkpoint:
         files = {name: as_json(value) for name, value in values.items()}
         length = self.parts.max_length or self.config.max_length
         # text-embeddings-inference reads a tokenizer.json only.
-        is_served = self.architecture.endswith(CLASSIFIER) or SENTENCE_MODULES in self.parts.files
+        is_served = self.architecture.endswith(CLASSIFIER) or MODULES_FILE in self.parts.files
         needs_json = self.config.needs_tokenizer_json or is_served
         files |= model_files(
             self.parts.tokenizer, length, needs_json, self.config.takes_token_types
