@@ -252,7 +252,7 @@ def predict_rows(
     from bert_recipe.utils.work_units.units import WorkUnit, read_record, run_units
 
     units = []
-    num_cut = 0
+    num_cut, unknown = 0, 0.0
     for first in range(0, len(rows), ROWS_PER_PART):
         part = rows[first : first + ROWS_PER_PART]
         name = f"{first}.json"
@@ -262,8 +262,9 @@ def predict_rows(
             inputs = [{field: row[column] for field, column in columns.items()} for _, row in part]
             predicted_rows = model.use.rows(places, inputs)
             num_cut += predicted_rows.dataset.num_cut
+            unknown += predicted_rows.dataset.unknown_share * len(part)
         units.append(WorkUnit(name, write_part, (model, predicted_rows), len(part)))
-    say_what_is_cut(num_cut, len(rows))
+    say_what_is_lost(num_cut, unknown / max(1, len(rows)), len(rows))
     with progress_bar(len(rows), "prediction", "row") as bar:
         run_units(folder, units, InProcessExecutor(), bar.update)
     predicted: list[Row] = []
@@ -272,10 +273,16 @@ def predict_rows(
     return predicted
 
 
-def say_what_is_cut(num_cut: int, num_rows: int) -> None:
+def say_what_is_lost(num_cut: int, unknown_share: float, num_rows: int) -> None:
+    """Says what of the inputs the model does not see."""
+    from bert_recipe.tokenization.files import MAX_UNKNOWN
+
     if num_cut:
         what = f"{num_cut:,} of {num_rows:,} inputs are" if num_rows > 1 else "the input is"
         print_error(f"note: {what} longer than the model takes, and cut")
+    if unknown_share > MAX_UNKNOWN:
+        what = f"{unknown_share:.0%} of the tokens are [UNK]"
+        print_error(f"note: {what}: the vocabulary of the model lacks their characters")
 
 
 def write_vectors(target: Path, predicted: list[Row]) -> None:
@@ -317,7 +324,7 @@ def answer(model: LoadedModel, args: Arguments) -> None:
     }
     row = {name: value for name, value in fields.items() if value is not None}
     rows = model.use.rows(["the input"], [row])
-    say_what_is_cut(rows.dataset.num_cut, 1)
+    say_what_is_lost(rows.dataset.num_cut, rows.dataset.unknown_share, 1)
     (prediction,) = model.predict(rows)
     none = "(the passage has no answer)" if args.version_2_with_negative else "(none found)"
     for line in lines_of(row, prediction, args.n_best_size, none):

@@ -29,6 +29,10 @@ class TextSamples(StreamDataset, Protocol):
     def num_examples(self) -> int:
         """Number of examples in the file, each of which makes one or several samples."""
 
+    @property
+    def unknown_share(self) -> float:
+        """Share of the tokens that are [UNK]."""
+
     def distinct_sequences(self) -> set[bytes]:
         """The tokens of the sequences."""
 
@@ -68,6 +72,7 @@ class SequenceDataset:
             before_second = layouts[2].num_before(1) + len(row[0]) if is_pair else lengths[-1]
             second_starts.append(before_second)
         self.input_ids = np.concatenate(all_pieces).astype(np.int32)
+        self.unknown_share = float((self.input_ids == tokenizer.unk_token_id).mean())
         piece_lengths = np.array([len(piece) for piece in all_pieces])
         self.token_types = np.repeat(np.array(types, np.int8), piece_lengths)
         self.lengths = np.array(lengths)

@@ -20,6 +20,7 @@ SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json
 # All that is read of a tokenizer in a model folder.
 TOKENIZER_FILES = (VOCAB_FILE, TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the text
 SPECIAL_TOKENS = {
     "pad_token": PAD,
     "unk_token": UNK,

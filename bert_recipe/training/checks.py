@@ -26,7 +26,7 @@ from bert_recipe.config import OptimizerConfig, RunConfig, ScheduleConfig
 from bert_recipe.config.task import LearningOptions
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import Label
-from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, MAX_UNKNOWN
+from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT
 from bert_recipe.metrics.sinks import RecordingSink, Reporter
 from bert_recipe.metrics.text import format_duration
 from bert_recipe.model.costs.flops import training_flops
@@ -34,6 +34,7 @@ from bert_recipe.model.token_stream import IGNORED_LABEL, TOKEN_ARRAYS, StepBatc
 from bert_recipe.optimization.precision import slow_bfloat16
 from bert_recipe.parallel.compilation import missing_for_compile
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tokenization.files import MAX_UNKNOWN
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
 from bert_recipe.training.run import Run

@@ -8,7 +8,9 @@ from conftest import VOCAB_FILE, write_json_lines
 from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.embeddings.files import read_tuples
-from bert_recipe.tasks.fine_tuning import warn_of_known_texts, warn_of_repeats
+from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
+from bert_recipe.tasks.embeddings.task import EmbeddingTask
+from bert_recipe.tasks.fine_tuning import warn_of_known_texts, warn_of_repeats, warn_of_unknown
 from bert_recipe.tasks.ner.files import read_sentences
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 
@@ -107,6 +109,25 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
         scored_sets = task.prediction_sets(TOKENIZER)
         capsys.readouterr()
         warn_of_known_texts(dataset, scored_sets)
+        output = capsys.readouterr().out
+        assert says in output
+        assert bool(output) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("a b c", ""), ("😀 🙃 😀", "60% of the tokens of the training file are [UNK]")],
+)
+def test_characters_that_the_vocabulary_lacks_are_named(text, says, tmp_path, capsys):
+    train = tmp_path / "train.csv"
+    train.write_text(f"text,pair,label\n{text},{text},x\n{text},{text},y\n", encoding="utf-8")
+    columns = {"text_column": "text", "label_column": ["label"], "train_file": train}
+    _, classified = ClassificationTask.learning(ClassificationOptions(**columns), TOKENIZER)
+    pairs = {"text_column": "text", "pair_column": "pair", "train_file": train}
+    _, embedded = EmbeddingTask.learning(EmbeddingTaskOptions(**pairs), TOKENIZER)
+    for dataset in (classified, embedded):
+        capsys.readouterr()
+        warn_of_unknown(dataset)
         output = capsys.readouterr().out
         assert says in output
         assert bool(output) == bool(says)

@@ -43,11 +43,10 @@ from bert_recipe.data_preparation.samples.hdf5_writer import (
     write_hdf5,
 )
 from bert_recipe.data_preparation.samples.sample_statistics import (
-    MAX_UNKNOWN,
     SampleStatistics,
     count_samples,
 )
-from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD
+from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD, MAX_UNKNOWN
 from bert_recipe.tokenization.layouts import bert_layout
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError

@@ -10,7 +10,6 @@ import numpy as np
 
 # Share of random next sentences above which their labels teach nothing; it should be a half.
 MAX_RANDOM_NEXT = 0.95
-MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the text
 NOTED_UNKNOWN = 0.01
 NOTED_LOSS = 0.2  # share of the text that is in no sample
 
