@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--output {output} is a log to report on: choose another path")
     output.parent.mkdir(parents=True, exist_ok=True)
     suites = [Suite.read(path) for path in args.runs]
-    write_atomically(output, render(runs, suites, comparison_cards(args.runs)))
+    write_atomically(output, render(runs, suites, comparison_cards(args.runs, runs)))
     for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {output}"]:
         print_line(line)
 

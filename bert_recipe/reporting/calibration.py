@@ -78,12 +78,20 @@ def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float
     return float(np.exp(best.x))
 
 
-def calibration_of(sets: Iterable[ScoredRows]) -> Calibration | None:
-    """Of the rows of all evaluation sets of a run; None without probabilities of classes."""
+def scored_probabilities(sets: Iterable[ScoredRows]) -> tuple[np.ndarray, np.ndarray] | None:
+    """The probabilities [n, C] and labels [n] in all evaluation sets of a run; None without
+    probabilities of classes.
+    """
     probabilities = []
     labels = []
     for rows in sets:
         if rows.probabilities_nC is not None and rows.labels_n is not None:
             probabilities.append(rows.probabilities_nC)
             labels.append(rows.labels_n)
-    return calibration(np.concatenate(probabilities), np.concatenate(labels)) if labels else None
+    return (np.concatenate(probabilities), np.concatenate(labels)) if labels else None
+
+
+def calibration_of(sets: Iterable[ScoredRows]) -> Calibration | None:
+    """Of the rows of all evaluation sets of a run; None without probabilities of classes."""
+    pair = scored_probabilities(sets)
+    return calibration(*pair) if pair is not None else None

@@ -174,18 +174,17 @@ def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDiff
 def corrected(comparisons: Sequence[Sequence[ScoreDifference]]) -> list[list[ScoreDifference]]:
     """Several models beside the same first one: p-values of each score by Holm's correction."""
     p_values_of: dict[str, list[float]] = {}
-    for score in itertools.chain(*comparisons):
-        if score.difference.p_value is not None:
-            p_values_of.setdefault(score.title, []).append(score.difference.p_value)
+    for one in itertools.chain(*comparisons):
+        if one.difference.p_value is not None:
+            p_values_of.setdefault(one.title, []).append(one.difference.p_value)
     queues = {title: iter(holm(p_values)) for title, p_values in p_values_of.items()}
 
-    def correct(score: ScoreDifference) -> ScoreDifference:
-        if score.difference.p_value is None:
-            return score
-        p_value = next(queues[score.title])
-        return score._replace(difference=score.difference._replace(p_value=p_value))
+    def correct(one: ScoreDifference) -> ScoreDifference:
+        if one.difference.p_value is None:
+            return one
+        return one._replace(difference=one.difference._replace(p_value=next(queues[one.title])))
 
-    return [[correct(score) for score in differences] for differences in comparisons]
+    return [[correct(one) for one in differences] for differences in comparisons]
 
 
 def calibrations(model: ScoredModel) -> list[Calibration]:
@@ -238,14 +237,13 @@ def p_value_text(difference: Difference) -> str:
 
 
 def difference_table(differences: Sequence[ScoreDifference]) -> str:
-    rows = [[score.title, *difference_cells(score)] for score in differences]
-    return markdown_table(DIFFERENCE_HEADER, rows)
+    return markdown_table(DIFFERENCE_HEADER, [difference_cells(one) for one in differences])
 
 
-def difference_cells(score: ScoreDifference) -> list[str]:
-    """A row of the table with DIFFERENCE_HEADER, without its title."""
-    difference = score.difference
-    cells = [*map(percent, difference.means), points(difference.value)]
+def difference_cells(one: ScoreDifference) -> list[str]:
+    """A row of the table with DIFFERENCE_HEADER."""
+    difference = one.difference
+    cells = [one.title, *map(percent, difference.means), points(difference.value)]
     return [*cells, interval_text(difference), p_value_text(difference)]
 
 
@@ -260,12 +258,12 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
     return markdown_table(header, rows) if rows else None
 
 
-def verdict(score: ScoreDifference) -> str:
+def verdict(one: ScoreDifference) -> str:
     """What rows and seeds say of B."""
-    difference = score.difference
+    difference = one.difference
     if difference.p_value is None and difference.leaves_out_zero:
         seen = f"B has {points(difference.value)} points on these rows with this seed"
-        return f"{score.title}: {seen}; another seed may turn it: train both with --num-seeds 5"
+        return f"{one.title}: {seen}; another seed may turn it: train both with --num-seeds 5"
     if not difference.is_shown:
-        return f"{score.title}: no difference is shown"
-    return f"{score.title}: B is {'better' if difference.value > 0 else 'worse'} than A"
+        return f"{one.title}: no difference is shown"
+    return f"{one.title}: B is {'better' if difference.value > 0 else 'worse'} than A"

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.metrics.text import format_duration
+from bert_recipe.reporting.calibration import calibration_error, scored_probabilities
+from bert_recipe.reporting.comparison import is_scored
 from bert_recipe.reporting.records import Point, RunPhase, is_score, numbers
+from bert_recipe.reporting.scored_rows import read_scored_rows
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.json_files import JsonObject
 
 WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
 WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
@@ -43,6 +48,7 @@ def main_facts(phase: RunPhase) -> Facts:
         facts["Best checkpoint"] = f"step {best_step:,.0f}"
     facts |= first_and_last_values(phase.points, "training")
     facts |= first_and_last_values(phase.evaluations, "held-out")
+    facts |= calibration_fact(phase)
     facts |= length_of_training(phase)
     facts |= interruptions(phase)
     return {label: text for label, text in facts.items() if text}
@@ -92,6 +98,7 @@ def data_facts(phase: RunPhase) -> Facts:
         f"{settings[name]:,} {what}" for name, what in counts if isinstance(settings.get(name), int)
     ]
     facts["Rows"] = ", ".join(texts)
+    facts["Largest class"] = largest_class(first_run(phase).results)
     return facts
 
 
@@ -105,6 +112,23 @@ def short_path(value: Any) -> str:
     """The last folders."""
     parts = Path(str(value)).parts
     return str(value) if len(parts) <= 3 else "/".join(("…", *parts[-3:]))
+
+
+def largest_class(results: JsonObject) -> str:
+    """The most frequent true class of the first set that was scored, with its share: what a model
+    scores that always says it.
+    """
+    for name, matrix in results.items():
+        if name.endswith("confusion_matrix"):
+            labels = results.get(name.removesuffix("confusion_matrix") + "per_class") or {}
+            counts = {
+                label: sum(row) for label, row in zip(labels, matrix, strict=False) if sum(row)
+            }
+            if not counts:
+                return ""
+            label = max(counts, key=counts.__getitem__)
+            return f"{label}, {show('accuracy', counts[label] / sum(counts.values()))}"
+    return ""
 
 
 def pretraining_facts(phase: RunPhase) -> Facts:
@@ -135,6 +159,24 @@ def time_left(phase: RunPhase) -> str:
     if steps <= 0 or not seconds:
         return ""
     return f"{format_duration(steps * statistics.median(seconds))} for {steps:,} steps"
+
+
+def calibration_fact(phase: RunPhase) -> Facts:
+    """Of the classes in the rows that the run has scored, the mean of its seeds."""
+    errors = []
+    for run in phase.runs or [phase]:
+        folder = run.sessions[-1].file.parent
+        if not run.results or not is_scored(folder):
+            continue
+        try:
+            pair = scored_probabilities(read_scored_rows([folder]).values())
+        except UserError:  # compare.py says what is wrong with them
+            continue
+        if pair is not None:
+            errors.append(calibration_error(*pair))
+    if not errors:
+        return {}
+    return {"Expected calibration error": show("accuracy", statistics.mean(errors))}
 
 
 def final_scores(scores: dict[str, float]) -> dict[str, str]:

@@ -254,6 +254,9 @@ def render(
     for section in sections:  # of which a section has the means
         summaries = [one for one in sections if one["title"].startswith(f"{section['title']}, ")]
         section["is_folded"] = bool(summaries)
+        task = section["title"].partition(", ")[0]
+        if any(card.task == task for card in comparisons) and len(section["runs"]) == 2:
+            section["differences"] = None  # the comparison shows them
     has_curves = [section for section in sections if section["charts"] or section["folded_charts"]]
     series = itertools.chain(*(section["series"] for section in has_curves))
     charts = itertools.chain(

@@ -45,6 +45,23 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
+class Outcomes:
+    """What a model said of each row [n], to be read. goodness_n: more is better, such as 1 for the
+    right class.
+    """
+
+    texts: Sequence[str]
+    truths: Sequence[str]
+    predictions: Sequence[str]
+    goodness_n: np.ndarray
+
+    def in_order(self, order: np.ndarray) -> "Outcomes":
+        columns = (self.texts, self.truths, self.predictions)
+        texts, truths, predictions = ([column[row] for row in order] for column in columns)
+        return Outcomes(texts, truths, predictions, self.goodness_n[order])
+
+
+@dataclass(frozen=True)
 class ScoredRows:
     """The rows of a file with labels and what a model predicted. keys [n]: texts and labels of the
     rows, in which rows are sorted. scores: by name. probabilities [n, C] and labels [n] of classes.
@@ -52,6 +69,7 @@ class ScoredRows:
 
     keys: list[Key]
     scores: Mapping[str, RowScore]
+    outcomes: Outcomes
     probabilities_nC: np.ndarray | None = None
     labels_n: np.ndarray | None = None
 
@@ -110,11 +128,14 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def sorted_rows(
-    keys: Sequence[Key], make_scores: Callable[[np.ndarray], Mapping[str, RowScore]]
+    keys: Sequence[Key],
+    make_scores: Callable[[np.ndarray], Mapping[str, RowScore]],
+    outcomes: Outcomes,
 ) -> ScoredRows:
-    """make_scores: takes the order of the rows."""
+    """make_scores: takes the order of the rows. outcomes: not yet in that order."""
     order = sort_order(keys)
-    return ScoredRows([keys[place] for place in order], make_scores(order))
+    keys = [keys[place] for place in order]
+    return ScoredRows(keys, make_scores(order), outcomes.in_order(order))
 
 
 def sort_order(keys: Sequence[Key]) -> np.ndarray:
@@ -133,7 +154,14 @@ def rows_of_json(rows: list[dict[str, Any]]) -> ScoredRows:
     def scores(order: np.ndarray) -> dict[str, RowScore]:
         return {name: MeanScore(np.array([row[name] for row in rows])[order]) for name in names}
 
-    return sorted_rows(keys, scores)
+    main = "f1" if "f1" in names else names[0]
+    outcomes = Outcomes(
+        [row.get("question") or row.get("query", "") for row in rows],
+        ["; ".join(row.get("answers") or row.get("positives") or ["(none)"]) for row in rows],
+        [f"{row.get('prediction', '')} ({main} {row[main]:.2f})" for row in rows],
+        np.array([row[main] for row in rows], float),
+    )
+    return sorted_rows(keys, scores, outcomes)
 
 
 def rows_of_spans(rows: list[dict[str, Any]]) -> ScoredRows:
@@ -145,7 +173,26 @@ def rows_of_spans(rows: list[dict[str, Any]]) -> ScoredRows:
         [entity_counts(spans(row, "entities"), spans(row, "predicted")) for row in rows]
     )
 
-    return sorted_rows(keys, lambda order: entity_rows(counts_n3[order]))
+    def shown(row: dict[str, Any], name: str) -> str:
+        in_order = sorted(row[name], key=lambda span: span["start"])
+        texts = (
+            f"{span['label']}: {row['text'][span['start'] : span['end']]}" for span in in_order
+        )
+        return "; ".join(texts)
+
+    outcomes = Outcomes(
+        [row["text"] for row in rows],
+        [shown(row, "entities") for row in rows],
+        [shown(row, "predicted") for row in rows],
+        -num_wrong(counts_n3),
+    )
+    return sorted_rows(keys, lambda order: entity_rows(counts_n3[order]), outcomes)
+
+
+def num_wrong(counts_n3: np.ndarray) -> np.ndarray:
+    """Entities that are missing or too many [n]. counts: as of `entity_counts`."""
+    correct_n, predicted_n, expected_n = counts_n3.T
+    return predicted_n + expected_n - 2 * correct_n
 
 
 def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
@@ -153,6 +200,7 @@ def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
     keys = []
     counts = []  # of entities, of each sentence
     num_right = []  # of each sentence: the right tags, and all tags
+    shown = []  # of each sentence: its text, true and predicted tags
     all_tags: set[str] = set()
     rows = itertools.chain.from_iterable(table[1:] for table in tables)
     for has_words, lines in itertools.groupby(rows, key=lambda row: len(row) > 1):
@@ -164,6 +212,7 @@ def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
         is_right = [tag == guess for tag, guess in zip(tags, predicted, strict=True)]
         num_right.append((sum(is_right), len(tags)))
         all_tags |= set(tags)
+        shown.append((" ".join(words), tagged(words, tags), tagged(words, predicted)))
 
     def scores(order: np.ndarray) -> dict[str, RowScore]:
         entity_f1: dict[str, RowScore] = {}
@@ -172,7 +221,14 @@ def rows_of_words(tables: Sequence[list[list[str]]]) -> ScoredRows:
         right_n2 = np.array(num_right, float)[order]
         return entity_f1 | {"accuracy": SumScore(right_n2, lambda sums: sums[:, 0] / sums[:, 1])}
 
-    return sorted_rows(keys, scores)
+    shares_n = np.array([right / total for right, total in num_right])
+    texts, truths, predictions = map(list, zip(*shown, strict=True))
+    return sorted_rows(keys, scores, Outcomes(texts, truths, predictions, shares_n))
+
+
+def tagged(words: Sequence[str], tags: Sequence[str]) -> str:
+    """The words that have a tag, with it."""
+    return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True) if tag != "O")
 
 
 def entity_rows(counts_n3: np.ndarray) -> dict[str, RowScore]:
@@ -189,11 +245,15 @@ def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredR
     keys = list(zip(*texts, strict=True))
     labels = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
     if not labels:
-        return sorted_rows(keys, partial(number_scores, columns, names))
+        return sorted_rows(
+            keys, partial(number_scores, columns, names), number_outcomes(keys, columns)
+        )
     order = sort_order(keys)
     keys = [keys[row] for row in order]
     truths = [columns["label"][row] for row in order]
     predictions = [columns["prediction"][row] for row in order]
+    is_right_n = np.array([a == b for a, b in zip(truths, predictions, strict=True)], float)
+    outcomes = Outcomes([" | ".join(key[:-1]) for key in keys], truths, predictions, is_right_n)
     probabilities_nC = np.array([columns[PROBABILITY + name] for name in labels], float).T[order]
     if "exact_match" in names:
         separator = label_separator(folder)
@@ -201,11 +261,11 @@ def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredR
         # Each label is a question of two classes.
         present = probabilities_nC.ravel()
         pairs = np.stack([1 - present, present], axis=1)
-        return ScoredRows(keys, scores, pairs, truths_nC.ravel().astype(np.int64))
+        return ScoredRows(keys, scores, outcomes, pairs, truths_nC.ravel().astype(np.int64))
     truths_n = np.array([labels.index(label) for label in truths])
     predictions_n = np.array([labels.index(label) for label in predictions])
     scores = class_scores(truths_n, predictions_n, names)
-    return ScoredRows(keys, scores, probabilities_nC, truths_n)
+    return ScoredRows(keys, scores, outcomes, probabilities_nC, truths_n)
 
 
 def join_tables(tables: Sequence[list[list[str]]]) -> Cells:
@@ -222,6 +282,16 @@ def join_tables(tables: Sequence[list[list[str]]]) -> Cells:
 def number(cell: str) -> float:
     """A number with a decimal point or comma."""
     return float(cell.replace(",", "."))
+
+
+def number_outcomes(keys: Sequence[Key], columns: Cells) -> Outcomes:
+    truths, predictions = columns["label"], columns["prediction"]
+    distances = [
+        abs(number(truth) - number(prediction))
+        for truth, prediction in zip(truths, predictions, strict=True)
+    ]
+    texts = [" | ".join(key[:-1]) for key in keys]
+    return Outcomes(texts, truths, predictions, -np.array(distances))
 
 
 def number_scores(columns: Cells, names: Sequence[str], order: np.ndarray) -> dict[str, RowScore]:

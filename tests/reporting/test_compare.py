@@ -30,7 +30,7 @@ from bert_recipe.reporting.paired_scores import (
     compare_scores,
     holm,
 )
-from bert_recipe.reporting.records import differences
+from bert_recipe.reporting.records import differences, read_runs
 from bert_recipe.reporting.scored_rows import class_scores, several_label_scores
 
 RESUME = ("--resume-from-checkpoint",)
@@ -311,18 +311,44 @@ def test_the_page_says_what_the_scores_of_two_runs_show(tmp_path):
     assert "cannot be compared: other rows were scored" in page.read_text()
 
 
-def test_the_card_of_two_runs_of_seeds_has_their_names_and_verdicts(tmp_path):
-    random = np.random.default_rng(0)
-    for name, share in (("a", 0.2), ("b", 0.9)):
-        for seed in (1, 2):
+def test_the_card_of_two_runs_of_seeds_has_settings_and_rows_that_changed(tmp_path):
+    right_rows = {  # of each seed
+        "a": [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]],
+        "b": [[1, 1, 1, 1, 0], [0, 1, 1, 0, 0]],
+    }
+    for name, of_seeds in right_rows.items():
+        for seed, right in enumerate(of_seeds):
             folder = tmp_path / name / "mini" / "classification" / f"seed-{seed}"
-            write_right_rows(folder, random.random(200) < share)
-    (card,) = comparison_cards([tmp_path / name for name in "ab"])
-    assert (card.names, card.num_rows) == (("a (2 seeds)", "b (2 seeds)"), 200)
-    assert card.verdicts == ["accuracy: B is better than A"]
-    (card,) = comparison_cards([*(tmp_path / "a").rglob("seed-*")])
-    assert sorted(card.names) == ["seed-1", "seed-2"]
-    assert "one seed" in card.scores[0][1]
+            write_right_rows(folder, np.array(right, bool))
+            write_log(folder, seed=seed, learning_rate=len(name) * 1e-3 + (name == "b"))
+    paths = [tmp_path / name for name in "ab"]
+    (card,) = comparison_cards(paths, read_runs(paths))
+    assert (card.names, card.num_rows) == (("a (2 seeds)", "b (2 seeds)"), 5)
+    assert card.settings == [("learning_rate", [0.001, 1.001])]
+    (gained, gained_rows), (lost, lost_rows) = card.changes
+    assert gained == "3 of 5 rows gained by B" and lost == "1 of 5 rows lost by B"
+    assert gained_rows[0] == ("row 2", "a", "b", "a")  # in both seeds
+    assert {tuple(row) for row in gained_rows[1:]} == {
+        ("row 1", "a", "a, b", "a"),
+        ("row 3", "a", "b", "a, b"),
+    }
+    assert lost_rows == [("row 0", "a", "a", "a, b")]
+    seeds = [tmp_path / "a" / "mini" / "classification" / f"seed-{seed}" for seed in (0, 1)]
+    (card,) = comparison_cards(seeds, read_runs(seeds))
+    assert card.names == ("seed-0", "seed-1") and card.settings == [("seed", [0, 1])]
+    assert "one seed" in card.scores[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_changed_are_shown_with_what_each_model_says(tmp_path, kind):
+    for name, seed in (("a", 1), ("b", 2)):
+        write_run(tmp_path / name / "task", kind, seed)
+    (card,) = comparison_cards([tmp_path / "a", tmp_path / "b"], [])
+    assert not card.error
+    shown = [row for _, rows in card.changes for row in rows]
+    assert shown and all(row.text for row in shown)
+    if kind != "texts with entities":  # the same word may be twice in a text
+        assert all(row.first != row.other for row in shown)
 
 
 def test_the_page_tells_runs_apart_that_started_from_other_weights_at_the_same_path(tmp_path):
