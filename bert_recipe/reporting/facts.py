@@ -98,7 +98,7 @@ def data_facts(phase: RunPhase) -> Facts:
         f"{settings[name]:,} {what}" for name, what in counts if isinstance(settings.get(name), int)
     ]
     facts["Rows"] = ", ".join(texts)
-    facts["Largest class"] = largest_class(first_run(phase).results)
+    facts["Largest class, scored rows"] = largest_class(first_run(phase).results)
     return facts
 
 

@@ -354,7 +354,7 @@ def test_the_first_card_says_what_was_trained_on_what(tmp_path):
         ["Model", "mini, random weights"],
         ["File", "reviews.csv, more.csv, dev.csv"],
         ["Rows", "1,200 to train, 300 scored"],
-        ["Largest class", "good, 66.67%"],
+        ["Largest class, scored rows", "good, 66.67%"],
         ["Times and speed"],
         ["Tokens per second, median", "500"],
         ["Data wait, median", "1%"],
