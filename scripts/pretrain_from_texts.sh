@@ -87,7 +87,7 @@ if [[ -z $updates ]]; then # of a new run: they follow from the speed
     >"$out_dir/speed.log"
 fi
 updates=$(python3 "${plan[@]}" --speed-report "$out_dir/speed.json" --samples "$samples/training")
-save_steps=$((updates > 5 ? updates / 5 : 1))
+save_steps=$(((updates + 4) / 5)) # the fifth checkpoint is the end
 report_at_exit "$RESULTS_DIR"
 run_phase phase1 "$updates" "$micro_batch" 1 --eval-dir "$samples/test" --max-eval-samples 500 \
   --eval-steps "$save_steps" --num-steps-per-checkpoint "$save_steps"
