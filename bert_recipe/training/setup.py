@@ -32,6 +32,7 @@ from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.evaluation import Evaluator
 from bert_recipe.training.evaluation_callback import Evaluations
+from bert_recipe.training.fitted_numbers import fit_to_numbers
 from bert_recipe.training.guessing import GuessingLoss
 from bert_recipe.training.head_first import (
     HeadFirst,
@@ -179,6 +180,7 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     state = make_state(run, parallel, learning_rate, runtime)
     state.restore()
     check_updates_left(state.schedule_start, run.max_steps)
+    fit_to_numbers(run, parallel, state, runtime)
 
     if begins_with_head(model, run, state):
         state.start_encoder(None)

@@ -120,14 +120,33 @@ def test_regression_learns_scores(files, tmp_path):
     assert scores["pearson"] > 0.95
 
 
+def learn_numbers(files: Path, folder: Path, numbers: tuple[int, int], *flags: object) -> float:
+    """Pearson's correlation of a run whose texts have one of two numbers, by a rule."""
+    rows = [(text, numbers[int(label)]) for text, label in sentences(48, 0)]
+    table = write_csv(folder / "rows.csv", ("text", "label"), *rows)
+    flags = (*flags, "--train-file", table, "--eval-file", table, "--regression")
+    flags += ("--text-column", "text", "--label-column", "label", "--do-train", "--do-eval")
+    assert run(files, folder, *flags) == 0
+    (scores,) = folder.glob("*/regression/scores.json")
+    return read_json(scores)["pearson"]
+
+
 @pytest.mark.parametrize("numbers", [(0, 1), (1000, 5000), (2005, 2000)])
 def test_numbers_far_from_0_are_learnt_like_those_near_it(numbers, files, tmp_path):
-    rows = [(text, numbers[int(label)]) for text, label in sentences(48, 0)]
-    table = write_csv(tmp_path / "rows.csv", ("text", "label"), *rows)
-    flags = ("--train-file", table, "--eval-file", table, "--regression", "--epochs", 16)
-    flags += ("--text-column", "text", "--label-column", "label", "--do-train", "--do-eval")
-    assert run(files, tmp_path, *flags) == 0
-    assert read_json(tmp_path / "custom/regression/scores.json")["pearson"] > 0.95
+    assert learn_numbers(files, tmp_path, numbers, "--epochs", 16) > 0.95
+
+
+def test_a_model_of_other_numbers_goes_on_from_what_it_has_learnt(files, tmp_path, capsys):
+    """Also where larger ones mean the opposite; numbers alike leave it as it is."""
+    learn_numbers(files, tmp_path, (0, 1), "--epochs", 16)
+    (model,) = tmp_path.glob("*/regression/*/model.safetensors")
+    for name, numbers in {"far": (1000, 5000), "opposite": (-300, -400), "alike": (0, 2)}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        capsys.readouterr()
+        flags = ("--init-checkpoint", model.parent, "--max-steps", 2, "--learning-rate", 1e-5)
+        assert learn_numbers(files, folder, numbers, *flags) > 0.95
+        assert ("was fitted to other numbers" in capsys.readouterr().out) == (name != "alike")
 
 
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):

@@ -223,14 +223,17 @@ class SequenceClassification(ClassificationModel):
         super().__init__(config)
         self.add_modules(config.classifier_pooling, config.num_labels, config.head_dropout)
 
-    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
+    @property
+    def output_layer_name(self) -> str:
         has_dense = isinstance(getattr(self, self.classifier_name), DenseClassifier)
-        output_layer = f"{self.classifier_name}.out_proj" if has_dense else self.classifier_name
+        return f"{self.classifier_name}.out_proj" if has_dense else self.classifier_name
+
+    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         mean, deviation = self.numbers
         for name, value in super().initial_values(parts):
-            if name == f"{output_layer}.weight":
+            if name == f"{self.output_layer_name}.weight":
                 value *= deviation
-            elif name == f"{output_layer}.bias":
+            elif name == f"{self.output_layer_name}.bias":
                 value += mean
             yield name, value
 

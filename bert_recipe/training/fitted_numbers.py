@@ -1,0 +1,56 @@
+"""The output layer of a model that was fitted to other numbers than those to learn."""
+
+from typing import cast
+
+import numpy as np
+import torch
+
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.checkpoint.weights import lacks_head
+from bert_recipe.model.encoders.heads import SequenceClassification
+from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.text_sequences import TextDataset
+from bert_recipe.training.evaluation import predict_batch
+from bert_recipe.training.run import Run
+
+NUM_ROWS = 64  # to compare outputs and numbers
+LARGEST_RATIO = 5.0  # of their standard deviations
+
+
+def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime: Runtime) -> None:
+    """Refits the output layer of starting weights whose outputs lie elsewhere than the numbers to
+    learn, which few updates would not reach: the outputs are scaled and shifted by least squares.
+    """
+    weights, numbers = run.start.weights, run.task.numbers
+    if weights is None or numbers is None or state.samples_consumed > 0:
+        return
+    if lacks_head(parallel.model, weights.tensors):
+        return
+    mean, deviation = numbers
+    dataset = cast(TextDataset, run.data.dataset)
+    rows = np.random.default_rng(0).permutation(len(dataset))[:NUM_ROWS]
+    parallel.model.eval()
+    with torch.inference_mode(), parallel.eager():
+        logits = predict_batch(parallel, dataset, rows, run.limits(len(rows)), runtime)
+    outputs = logits[: len(rows), 0].double().cpu().numpy()
+    centre, spread = outputs.mean(), outputs.std()
+    is_near = abs(centre - mean) <= deviation
+    if is_near and 1 / LARGEST_RATIO <= spread / deviation <= LARGEST_RATIO:
+        return
+    targets = dataset.labels["scores"][rows]
+    products = (outputs - centre) * (targets - targets.mean())
+    scale = float(products.mean() / max(spread**2, 1e-6 * centre**2, 1e-12))
+    name = cast(SequenceClassification, parallel.model).output_layer_name
+    parameters = parallel.named_parameters()  # of this rank
+    with torch.no_grad():
+        if (weight := parameters.get(f"{name}.weight")) is not None:
+            weight.mul_(scale)
+        if (bias := parameters.get(f"{name}.bias")) is not None:
+            bias.sub_(float(centre)).mul_(scale).add_(mean)
+    parallel.write_back()
+    text = (
+        f"note: {weights} was fitted to other numbers: its outputs are {centre:.4g} ± "
+        f"{spread:.4g}, and those to learn {mean:.4g} ± {deviation:.4g}: its output layer is scaled"
+    )
+    runtime.reporter.log((), {}, text)
