@@ -323,6 +323,27 @@ def test_the_peaks_of_memory_in_words_are_those_of_their_file():
         assert rounds_to(measured[side]["peak_memory_gib"], peak)
 
 
+def test_numbers_and_lengths_of_texts_in_words_are_those_of_the_files():
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    section = " ".join(page.partition("How fast is inference?")[2].split())
+    (words,) = re.findall(
+        r"values: (\d+) .*? (\d+) char.*? (\d+) with.*? (\d+) para.*?\((\d+)\)", section
+    )
+    told = {(int(words[0]), int(words[1])), (int(words[0]), int(words[2]))}
+    told.add((int(words[3]), int(words[4])))
+    files = [result["arguments"] for _, result in rows_and_results("How fast is inference?")]
+    assert {(file["texts"], file["characters_of_a_text"]["median"]) for file in files} == told
+
+
+def test_tokens_per_cpu_second_of_updates_in_words_are_those_of_their_file():
+    text = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    (figures,) = re.findall(r"with NorMuon has ([\d.]+) times .*?, and ([\d.]+) times those", text)
+    ratios = read_result("update_time-4-avx512-fp32-2026-11-29.json")["tokens_per_cpu_second_ratio"]
+    for peer, figure in zip(("Muon", "AdamW"), figures, strict=True):
+        ratio = ratios[f"ModernBERT, NorMuon / transformers ModernBERT, {peer}, compiled"]
+        assert rounds_to(ratio["median"], figure)
+
+
 def test_every_result_file_is_shown_on_a_page():
     """Others are in git."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
