@@ -159,7 +159,6 @@ def prediction_batches(
     return [batches[place] for place in order[rank::world_size]]
 
 
-@torch.inference_mode()
 def predict(
     parallel: ParallelModel,
     dataset: SequenceDataset,
@@ -183,8 +182,11 @@ def predict(
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     times = PredictionTimes(runtime.reporter)
+    # Buffers of parameters that are gathered here first serve the updates later, too.
+    without_gradients = torch.no_grad if parallel.gathers_parameters else torch.inference_mode
     # Graphs for predictions are not worth their compilation.
     with (
+        without_gradients(),
         guard(),
         parallel.eager(),
         progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar,

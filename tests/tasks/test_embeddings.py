@@ -138,7 +138,9 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
         )
         eight = ("--train-batch-size", 2, "--gradient-merge-steps", 8)
         found[kind, "eight"] = train(files, tmp_path / f"{kind}-eight", *SHARED, *flags, *eight)
-    sharded = ("--data-parallel-shard-degree", 2)
+    # The starting weights are scored, so parameters are gathered before the first update.
+    scored = ("--do-eval", "--eval-file", files / "dev.jsonl", "--eval-steps", 3, "--no-baseline")
+    sharded = ("--data-parallel-shard-degree", 2, *scored)
     for name, more in (
         ("ddp", (*merged, 2)),
         ("fsdp2", (*merged, 2, *sharded)),
