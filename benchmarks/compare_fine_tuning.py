@@ -365,8 +365,8 @@ class TransformersRun:
             self.model, len(train), make_batch, *arguments, lengths=lengths
         )
         rate = max_steps * args.batch_size / trainer.train()
-        found = self.data.score(self.predict())
-        scores = {name: found[name] for name in SCORES[args.task_name]}
+        results = self.data.score(self.predict())
+        scores = {name: results[name] for name in SCORES[args.task_name]}
         return scores | {RATE: rate, "peer": self.settings()}
 
     def predict(self) -> list[np.ndarray]:
@@ -421,15 +421,15 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     for run in runs:
         by_contestant.setdefault(run["contestant"], {})[run["seed"]] = run
     ours = by_contestant[THIS_PROJECT]
-    for name, found in by_contestant.items():
-        pairs = [(ours[seed], run) for seed, run in found.items() if seed in ours]
-        line = f"{name}: {rate} {np.median([run[rate] for run in found.values()]):.1f}"
+    for name, run_of_seed in by_contestant.items():
+        pairs = [(ours[seed], run) for seed, run in run_of_seed.items() if seed in ours]
+        line = f"{name}: {rate} {np.median([run[rate] for run in run_of_seed.values()]):.1f}"
         if name != THIS_PROJECT:
             ratio = paired_ratio(*zip(*((a[rate], b[rate]) for a, b in pairs), strict=True))
             line += f"; {THIS_PROJECT} / it: {format_quartiles(ratio)}"
         lines.append(line)
         for figure in scores:
-            values = [run[figure] for run in found.values()]
+            values = [run[figure] for run in run_of_seed.values()]
             line = f"  {figure} {np.mean(values):.4g}"
             line += f" +- {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
             if name == TRANSFORMERS and len(pairs) > 1:
@@ -443,9 +443,9 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
 def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:
     run = run_this_project if name == THIS_PROJECT else partial(run_transformers, name=name)
     if args.task_name in EMBEDDINGS:
-        found = run(args, model_folder, seed)
+        result = run(args, model_folder, seed)
         names = (*SCORES[args.task_name], PAIRS_RATE, "peer")
-        return {key: found[key] for key in names if key in found}
+        return {key: result[key] for key in names if key in result}
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
         return run(args, with_new_head(args, model_folder, seed, Path(work, "model")), seed)
 
@@ -468,7 +468,9 @@ def main(argv: list[str] | None = None) -> None:
         runs.get(
             {"contestant": name, "seed": seed}, partial(measure, args, model_folder, seed, name)
         )
-    print_line("\n".join([*summary(runs.found({}), SCORES[args.task_name]), f"written to {path}"]))
+    print_line(
+        "\n".join([*summary(runs.matching({}), SCORES[args.task_name]), f"written to {path}"])
+    )
 
 
 if __name__ == "__main__":

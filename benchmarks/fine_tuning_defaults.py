@@ -303,13 +303,13 @@ def run_tagger(
         )
         trained = trainer.train()
         output = trainer.predict([encoded(block) for block in scored])
-    found, truth = [], []
+    predicted_entities, true_entities = [], []
     for block, logits, labels in zip(scored, output.predictions, output.label_ids, strict=True):
         tags = words_and_tags(block)[1]
         predicted = [names[index] for index in logits[labels != -100].argmax(1)]
-        found.append(entities([*predicted, *["O"] * (len(tags) - len(predicted))]))
-        truth.append(entities(tags))
-    score = entity_scores(truth, found)["f1"]
+        predicted_entities.append(entities([*predicted, *["O"] * (len(tags) - len(predicted))]))
+        true_entities.append(entities(tags))
+    score = entity_scores(true_entities, predicted_entities)["f1"]
     return {"loss": round(trained.training_loss, 4), "score": float(score)}
 
 
@@ -401,9 +401,9 @@ def markdown(result: Row) -> str:
         key = (run["table"], run["num_rows"], run["model"])
         groups.setdefault(key, {}).setdefault(run["contestant"], []).append(run)
     lines = []
-    for key, found in groups.items():
-        peers = [found.get(name, []) for name in PEERS]
-        for contestant, runs in found.items():
+    for key, runs_of in groups.items():
+        peers = [runs_of.get(name, []) for name in PEERS]
+        for contestant, runs in runs_of.items():
             if contestant in PEERS:
                 continue
             shown = [shown_score(runs), *map(shown_score, peers)]
@@ -464,17 +464,17 @@ def main() -> None:
         started = time.monotonic()
         folder = Path(models[case.model])
         if case.contestant == "tf-idf":
-            found = run_tf_idf(table, rows, scored)
+            outcome = run_tf_idf(table, rows, scored)
         elif case.contestant == "trainer":
-            found = run_trainer(case, table, folder, rows, scored, args.max_seq_length)
+            outcome = run_trainer(case, table, folder, rows, scored, args.max_seq_length)
         else:
             words = ["--init-checkpoint", str(folder), *flags]
             words += ["--max-seq-length", str(args.max_seq_length)]
-            found = run_project(case, table, rows, scored, words)
-        found["seconds"] = round(time.monotonic() - started, 1)
-        done[key] = dict(zip(KEYS, key, strict=True)) | found
+            outcome = run_project(case, table, rows, scored, words)
+        outcome["seconds"] = round(time.monotonic() - started, 1)
+        done[key] = dict(zip(KEYS, key, strict=True)) | outcome
         write_json(path, {**result, "runs": [*done.values()]})
-        shown = {name: value for name, value in found.items() if name != "right"}
+        shown = {name: value for name, value in outcome.items() if name != "right"}
         print_line(f"{' '.join(map(str, key))}: {shown}")
 
 

@@ -108,7 +108,7 @@ def samples_of(recipe: Recipe, data: Data) -> Path:
 
 def pretrain(recipe: Recipe, data: Data, folder: Path, updates: int, *flags: str) -> None:
     write_json(folder / "config.json", config_of(recipe))
-    own = {
+    flags_of_run = {
         "input-dir": samples_of(recipe, data),
         "output-dir": folder,
         "config-file": folder / "config.json",
@@ -123,8 +123,8 @@ def pretrain(recipe: Recipe, data: Data, folder: Path, updates: int, *flags: str
         "report-file": "None",
     }
     if recipe.has_pairs:
-        own["max-predictions-per-seq"] = MAX_MASKED
-    words = [f"--{name}={value}" for name, value in own.items()]
+        flags_of_run["max-predictions-per-seq"] = MAX_MASKED
+    words = [f"--{name}={value}" for name, value in flags_of_run.items()]
     run_program("run_pretraining.py", *words, *recipe.flags, *flags)
 
 
@@ -234,7 +234,7 @@ def main() -> None:
         run = runs.get(key, partial(measure, recipe, data, updates, seed))
         print_line(f"{name}, seed {seed}: {run['updates']} updates, loss {run['loss']:.3f}")
     for name in args.recipes:
-        rows = runs.found({"recipe": name, "seconds": args.seconds})
+        rows = runs.matching({"recipe": name, "seconds": args.seconds})
         losses = [run["loss"] for run in rows]
         right = np.mean([run["accuracy"] for run in rows])
         spread = f" +- {statistics.stdev(losses):.2f}" if len(losses) > 1 else ""

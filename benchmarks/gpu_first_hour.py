@@ -106,11 +106,11 @@ class Call:
         return [record["data"]["loss"] for record in records if "loss" in record["data"]]
 
 
-def difference(found: list[float], expected: list[float], first: int = 0) -> float:
+def difference(losses: list[float], expected: list[float], first: int = 0) -> float:
     """The largest relative difference of the losses of the same batches, from `first` on."""
-    if len(found) < len(expected):
+    if len(losses) < len(expected):
         return float("inf")
-    pairs = [*zip(found, expected, strict=False)]
+    pairs = [*zip(losses, expected, strict=False)]
     return max(abs(loss / other - 1) for loss, other in pairs[first:])
 
 
@@ -150,11 +150,11 @@ def checks(call: Call) -> Iterator[Item]:
     """The checks of common/device_checks.py, of attention also with longer sequences."""
     silence_imports()
     device, sizes = select_device(call.device), Sizes("tiny", 24, 4) if call.toy else Sizes()
-    found = all_checks(sizes, device)
+    check_of = all_checks(sizes, device)
     if not call.toy:
         longer = attention_checks(sizes._replace(seq_length=512), device)
-        found |= {f"{title}, length 512": check for title, check in longer.items()}
-    for title, check in found.items():
+        check_of |= {f"{title}, length 512": check for title, check in longer.items()}
+    for title, check in check_of.items():
         if not (call.toy and "compiled" in title):
             yield Item(title, 60 if "compiled" in title else 10, check)
 
@@ -218,20 +218,20 @@ def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
     if mode.reference in REFERENCES:
         call.losses[mode.reference] = reference_losses(call, mode.reference)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    found = watch("none", "run_pretraining", call.run_flags(name, *mode.flags))
+    report = watch("none", "run_pretraining", call.run_flags(name, *mode.flags))
     losses = call.losses[name] = call.losses_of(name)
     records = read_records(call.scratch / f"{name}.json")
     steps = [r["data"]["step_seconds"] for r in records if "loss" in r["data"]]
     result = {
-        "graphs": found["graphs"][-1] - graphs,
-        "checkpoints": found["checkpoints"],
-        "peak_gib": found["peak"] / 2**30,
+        "graphs": report["graphs"][-1] - graphs,
+        "checkpoints": report["checkpoints"],
+        "peak_gib": report["peak"] / 2**30,
         "ms_per_update": 1e3 * statistics.median(steps),
         "skipped_updates": len(losses) - (TOY_UPDATES if call.toy else UPDATES),
         "losses": losses,
-        "profile": found["profile"],
+        "profile": report["profile"],
     }
-    is_right = all(found["checkpoints"].values())
+    is_right = all(report["checkpoints"].values())
     is_right = is_right and result["skipped_updates"] <= MAX_SKIPPED_UPDATES
     if "--compile" not in mode.flags and "--fp8" not in mode.flags:
         is_right = is_right and result["graphs"] <= MAX_GRAPHS
@@ -279,8 +279,8 @@ def tasks(call: Call) -> Iterator[Item]:
 
 
 def fine_tune(program: str, argv: list[str]) -> dict:
-    found = watch("none", program, argv)
-    return {"checkpoints": found["checkpoints"], "ok": all(found["checkpoints"].values())}
+    report = watch("none", program, argv)
+    return {"checkpoints": report["checkpoints"], "ok": all(report["checkpoints"].values())}
 
 
 def run_out_of_memory(call: Call, flags: tuple[str, ...]) -> dict:
@@ -296,9 +296,9 @@ def stop_and_resume(call: Call, flags: tuple[str, ...]) -> dict:
     stopped = call.run_flags("resumed", "--resume-from-checkpoint", *flags)
     for fault in ("SIGTERM", "none"):
         watch(fault, "run_pretraining", stopped)
-    found, expected = (call.losses_of(name) for name in ("resumed", "whole"))
-    error = difference(found, expected)
-    return {"difference": error, "limit": 1e-3, "ok": error < 1e-3 and len(found) == len(expected)}
+    resumed, whole = (call.losses_of(name) for name in ("resumed", "whole"))
+    error = difference(resumed, whole)
+    return {"difference": error, "limit": 1e-3, "ok": error < 1e-3 and len(resumed) == len(whole)}
 
 
 # --- speed ----------------------------------------------------------------------------------------
@@ -382,12 +382,12 @@ def measure_speed(
 
 def verdict(name: str, rates: dict[str, float], predicted: int, toy: bool) -> dict:
     """Of the side `name`: this project has a prediction, its peer this project's rate."""
-    own = pretraining_step.ThisProject.__name__
-    if name == own:  # more than 15% below: profile before anything else
+    this_project = pretraining_step.ThisProject.__name__
+    if name == this_project:  # more than 15% below: profile before anything else
         return {"predicted": predicted, "ok": rates[name] > 0.85 * predicted}
-    if own not in rates:
+    if this_project not in rates:
         return {"ratio": "not compared: this project's item has not run"}
-    ratio = rates[own] / rates[name]
+    ratio = rates[this_project] / rates[name]
     return {"ratio": ratio, "ok": ratio > 1 or toy}
 
 

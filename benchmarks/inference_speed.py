@@ -111,7 +111,7 @@ class Implementation(ABC):
     def turn(self, _number: int) -> float:
         """Texts per second of processor time."""
         started = time.process_time()
-        predicted = [found for texts in self.calls for found in self.predict(texts)]
+        predicted = [prediction for texts in self.calls for prediction in self.predict(texts)]
         return len(predicted) / (time.process_time() - started)
 
 
@@ -203,7 +203,7 @@ class OnnxRuntime(Implementation):
         options.intra_op_num_threads = torch.get_num_threads()
         providers = ["CPUExecutionProvider"]
         self.session = onnxruntime.InferenceSession(folder / name, options, providers=providers)
-        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.inputs = [entry.name for entry in self.session.get_inputs()]
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def settings(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class OnnxRuntime(Implementation):
 
     def predict(self, texts: list[str]) -> list:
         size = self.args.batch_size
-        found = []
+        outputs = []
         for start in range(0, len(texts), size):
             batch = self.tokenizer(
                 texts[start : start + size],
@@ -226,8 +226,8 @@ class OnnxRuntime(Implementation):
             (output,) = self.session.run(None, {name: batch[name] for name in self.inputs})
             if self.args.task == CLASSES:
                 output = torch.from_numpy(output).softmax(-1)
-            found += output.tolist()
-        return found
+            outputs += output.tolist()
+        return outputs
 
 
 def with_classes(folder: Path, target: Path) -> Path:
@@ -271,11 +271,11 @@ def main(argv: list[str] | None = None) -> None:
         if args.pairs is not None:
             scores = {name: worker.call("spearman", args.pairs) for name, worker in workers.items()}
         rates, settings, _ = measure_in_turns(workers, args.rounds)
-    own = rates[THIS_PROJECT]
-    peers = {name: found for name, found in rates.items() if name != THIS_PROJECT}
-    ratios = {name: paired_ratio(own, found) for name, found in peers.items()}
-    for name, found in rates.items():
-        print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
+    our_rates = rates[THIS_PROJECT]
+    peers = {name: peer_rates for name, peer_rates in rates.items() if name != THIS_PROJECT}
+    ratios = {name: paired_ratio(our_rates, peer_rates) for name, peer_rates in peers.items()}
+    for name, values in rates.items():
+        print_line(f"{name}: {format_quartiles(quartiles(values), ',.1f')} texts per CPU second")
     for name, score in scores.items():
         print_line(f"{name}: Spearman correlation {score:.4f}")
     for name, ratio in ratios.items():
@@ -287,7 +287,7 @@ def main(argv: list[str] | None = None) -> None:
         "texts": "from long to short",
         "arguments": arguments | {"input": args.input.name, "characters_of_a_text": characters},
         "settings": settings,
-        "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
+        "texts_per_cpu_second": {name: quartiles(values) for name, values in rates.items()},
         "speedup": ratios,
     }
     if scores:

@@ -163,14 +163,16 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, progress_bar(len(todo), "memory", "case") as bar:
         shards = write_random_shards(Path(folder) / "shards", 64, LENGTH, MAX_MASKED)
         for case in todo:
-            found = estimate(case.command(shards, Path(folder)), case.processes)
-            sizes = {"estimated": found.total} | {
+            result = estimate(case.command(shards, Path(folder)), case.processes)
+            sizes = {"estimated": result.total} | {
                 kind: measure(case, shards, kind) for kind in MEASURES
             }
             figures = {name: round(size / 2**20, 1) for name, size in sizes.items()}
             ratio = round(figures["estimated"] / figures["allocated"], 3)
             rows.append(
-                case._asdict() | figures | {"estimated_to_allocated": ratio, "moment": found.moment}
+                case._asdict()
+                | figures
+                | {"estimated_to_allocated": ratio, "moment": result.moment}
             )
             print_line("  ".join(map(str, rows[-1].values())))
             bar.update(1)

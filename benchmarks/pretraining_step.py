@@ -321,21 +321,24 @@ def measure(args: Arguments, folder: Path) -> dict:
         workers[f"{TRANSFORMERS}, compiled"] = Worker(Transformers, (args, folder, True))
     turns, settings, memory = measure_in_turns(workers, args.rounds)
     rates = {
-        name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in turns.items()
+        name: [turn["tokens"] / turn["seconds"] for turn in its_turns]
+        for name, its_turns in turns.items()
     }
     figures = {}
-    for name, found in turns.items():
+    for name, its_turns in turns.items():
         milliseconds = {
-            kind: 1e3 / args.steps * quartiles([turn["parts"][kind] for turn in found])["median"]
-            for kind in found[0]["parts"]
+            kind: 1e3
+            / args.steps
+            * quartiles([turn["parts"][kind] for turn in its_turns])["median"]
+            for kind in its_turns[0]["parts"]
         }
         figures[name] = {
             "tokens_per_second": quartiles(rates[name]),
             "milliseconds": milliseconds,
             "peak_memory_gib": memory[name],
         }
-    own = rates.pop(THIS_PROJECT)
-    speedups = {name: paired_ratio(own, found) for name, found in rates.items()}
+    our_rates = rates.pop(THIS_PROJECT)
+    speedups = {name: paired_ratio(our_rates, peer_rates) for name, peer_rates in rates.items()}
     return {
         "arguments": {name: value for name, value in args.as_dict().items() if name != "output"},
         "settings": settings,

@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
         Flag("--rounds", positive_int, 3, "runs of each"),
     ).parse_args(argv)
     spawn = multiprocessing.get_context("spawn")
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in CONTESTANTS}
+    runs_of: dict[str, list[tuple[float, int]]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory(prefix="text_to_samples_") as scratch:
         turns = list(itertools.product(range(args.rounds), CONTESTANTS))
         folder = Path(scratch, "run")
@@ -130,20 +130,20 @@ def main(argv: list[str] | None = None) -> None:
         for _round, name in turns:
             with ProcessPoolExecutor(1, mp_context=spawn) as executor:
                 run = executor.submit(CONTESTANTS[name], args.input, folder)
-                found[name].append(run.result())
+                runs_of[name].append(run.result())
             shutil.rmtree(folder)
             bar.update()
         bar.close()
         megabytes = args.input.stat().st_size / 1e6
-    rates = {name: [megabytes / seconds for seconds, _ in runs] for name, runs in found.items()}
+    rates = {name: [megabytes / seconds for seconds, _ in runs] for name, runs in runs_of.items()}
     ratio = paired_ratio(rates[THIS_PROJECT], rates[PEER])
     figures: dict[str, Any] = {
-        name: {"megabytes_per_cpu_second": quartiles(each), "tokens": found[name][0][1]}
-        for name, each in rates.items()
+        name: {"megabytes_per_cpu_second": quartiles(values), "tokens": runs_of[name][0][1]}
+        for name, values in rates.items()
     }
-    for name, each in figures.items():
-        rate = format_quartiles(each["megabytes_per_cpu_second"])
-        print_line(f"{name}: {rate} MB per CPU second, {each['tokens']:,} tokens")
+    for name, figures_of_name in figures.items():
+        rate = format_quartiles(figures_of_name["megabytes_per_cpu_second"])
+        print_line(f"{name}: {rate} MB per CPU second, {figures_of_name['tokens']:,} tokens")
     print_line(f"ratio: {format_quartiles(ratio)}")
     result = {
         "megabytes": megabytes,

@@ -83,10 +83,10 @@ FLAGS = (
 def table(runs: Runs, names: Sequence[str], rates: Sequence[float]) -> None:
     """Prints mean and deviation of the losses."""
     for name, rate in itertools.product(names, rates):
-        found = runs.found({"contestant": name, "learning_rate": rate})
+        runs_at_rate = runs.matching({"contestant": name, "learning_rate": rate})
         print_line(f"{name}: {rate:g}")
-        for updates in sorted({run["updates"] for run in found}):
-            losses = [run["loss"] for run in found if run["updates"] == updates]
+        for updates in sorted({run["updates"] for run in runs_at_rate}):
+            losses = [run["loss"] for run in runs_at_rate if run["updates"] == updates]
             deviation = f" +- {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else ""
             print_line(
                 f"  {updates:5} updates: {np.mean(losses):.3f}{deviation} ({len(losses)} seeds)"
@@ -106,16 +106,16 @@ def main() -> None:
         folder = data.work / "run"
         settings = train(plan, data, folder)
         (checkpoint,) = [*folder.glob(f"*/*/{plan.updates}"), *folder.glob("checkpoint")]
-        found = settings | score(checkpoint, data)
+        result = settings | score(checkpoint, data)
         shutil.rmtree(folder)
-        return found
+        return result
 
     for seed, updates in itertools.product(args.seeds, sorted(args.budgets)):
         for name, rate in itertools.product(args.contestants, args.learning_rates):
             plan = Plan(CONTESTANTS[name], config, rate, updates, seed)
             key = {"contestant": name, "learning_rate": rate, "updates": updates, "seed": seed}
-            found = runs.get(key, partial(measure, plan))
-            print_line(f"{', '.join(map(str, key.values()))}: loss {found['loss']:.3f}")
+            result = runs.get(key, partial(measure, plan))
+            print_line(f"{', '.join(map(str, key.values()))}: loss {result['loss']:.3f}")
     table(runs, args.contestants, args.learning_rates)
     print_line(f"written to {path}")
 

@@ -125,13 +125,13 @@ class TransformersUpdates:
         return timed(self.update, count)
 
 
-def token_ratios(found: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
+def token_ratios(turns_of: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
     """Of each of this project's contestants to each of transformers'."""
-    rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in found.items()}
-    peers = [name for name in found if name.startswith("transformers")]
+    rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in turns_of.items()}
+    peers = [name for name in turns_of if name.startswith("transformers")]
     return {
         f"{name} / {peer}": paired_ratio(rates[name], rates[peer])
-        for name in found
+        for name in turns_of
         for peer in peers
         if name not in peers
     }
@@ -165,21 +165,21 @@ def main(argv: list[str] | None = None) -> None:
             for compiled in (False, True) if args.compile else (False,):
                 title = f"{name}, compiled" if compiled else name
                 workers[title] = Worker(TransformersUpdates, (*arguments, compiled))
-        found, settings, memory = measure_in_turns(workers, args.rounds, args.updates)
+        turns_of, settings, memory = measure_in_turns(workers, args.rounds, args.updates)
     figures = {}
-    for name, each in found.items():
-        milliseconds = quartiles([turn.milliseconds for turn in each])
+    for name, turns in turns_of.items():
+        milliseconds = quartiles([turn.milliseconds for turn in turns])
         figures[name] = {
             "cpu_milliseconds_per_update": milliseconds,
-            "tokens_per_update": float(np.mean([turn.tokens for turn in each])),
-            "tokens_per_cpu_second": quartiles([turn.tokens_per_second for turn in each]),
+            "tokens_per_update": float(np.mean([turn.tokens for turn in turns])),
+            "tokens_per_cpu_second": quartiles([turn.tokens_per_second for turn in turns]),
             "peak_memory_gib": memory[name],
         }
         print_line(
             f"{name}: {format_quartiles(milliseconds, '.1f')} CPU ms per update of "
             f"{figures[name]['tokens_per_update']:,.0f} tokens"
         )
-    ratios = token_ratios(found)
+    ratios = token_ratios(turns_of)
     for names, ratio in ratios.items():
         print_line(f"tokens per CPU second, {names}: {format_quartiles(ratio)}")
     names = ("layers", "peer_attention", "rounds", "updates")

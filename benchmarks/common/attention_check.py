@@ -85,8 +85,8 @@ def dropout_masks(
     ]
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def check(
@@ -122,10 +122,10 @@ def check(
     expected = reference(qkv_T3HD, grad_THD, lengths, masks, dropout_prob, window)
     # The CPU's masks round the probability to a multiple of 2^-16, and scale accordingly.
     figures["limit"] = TOLERANCES[qkv_T3HD.dtype] + (2**-16 if dropout_prob else 0)
-    for what, found, right in zip(
+    for what, actual, reference_value in zip(
         ("output", "gradient"), (out_THD.detach(), gradient), expected, strict=True
     ):
-        figures[what] = relative_error(found, right)
+        figures[what] = relative_error(actual, reference_value)
         if not figures[what] < figures["limit"]:  # also if it is NaN
             wrong.append(f"its {what} has an error of {figures[what]:.1e}")
     return figures | {"wrong": "; ".join(wrong) or None}
@@ -135,16 +135,16 @@ def implementation_checks(
     heads: int, head_size: int, seq_length: int, device: torch.device
 ) -> dict[str, Callable[[], dict]]:
     """By title, the checks of the implementations that this machine has."""
-    found = dict(IMPLEMENTATIONS[device.type])
+    implementations = dict(IMPLEMENTATIONS[device.type])
     if device.type == "cuda":
         is_short = seq_length <= MAX_LENGTH and head_size in TritonAttention.head_sizes
         if is_short and find_spec("triton"):
-            found["triton"] = BOTH
+            implementations["triton"] = BOTH
         is_new = torch.__version__ >= "2.14"  # compares versions; see attention_choice.py
         if is_new and find_spec("flash_attn") and find_spec("flash_attn.cute"):
-            found["flash-attn-4"] = (torch.bfloat16,)
+            implementations["flash-attn-4"] = (torch.bfloat16,)
     checks = {}
-    for name, dtypes in found.items():
+    for name, dtypes in implementations.items():
         for dtype in dtypes:
             for prob in DROPOUT_PROBS[:1] if name == "flash-attn-4" else DROPOUT_PROBS:
                 title = f"attention {name}, {str(dtype).removeprefix('torch.')}, dropout {prob:g}"
@@ -176,7 +176,7 @@ def check_implementation(
         load_attention(name).activate()
     layout = StreamLayout(cu_seqlens, seq_length, tokens)
     attend = prepare_attention(name, layout, dropout_prob > 0)
-    found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
+    errors = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
     stopwatch = Stopwatch(device)
     with stopwatch.lap("forward_ms"):
         for _ in range(CALLS):
@@ -187,4 +187,4 @@ def check_implementation(
     milliseconds = {kind: 1e3 * lap / CALLS for kind, (lap,) in stopwatch.seconds().items()}
     if name == "flash-attn-4":  # it overrides torch's operator
         torch.nn.attention.restore_flash_attention_impl()
-    return found | milliseconds | {"ok": found["wrong"] is None}
+    return errors | milliseconds | {"ok": errors["wrong"] is None}

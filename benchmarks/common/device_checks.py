@@ -128,7 +128,7 @@ def cases(device: torch.device) -> dict[str, Case]:
     fast, fast32 = (
         default_implementation(device, dtype) for dtype in (torch.bfloat16, torch.float32)
     )
-    found = {
+    named_cases = {
         "compiled layers, bf16": Case(BFLOAT16, compile="layers"),
         "compiled model, bf16": Case(BFLOAT16, compile="model"),
         "compiled, checkpointing, bf16": Case(BFLOAT16, "auto", "layers", "full"),
@@ -146,10 +146,10 @@ def cases(device: torch.device) -> dict[str, Case]:
         "ModernBERT, bf16": Case(BFLOAT16, encoder="modernbert"),
     }
     if has_float16(device):
-        found[f"{fast}, fp16"] = Case(FLOAT16, fast)
+        named_cases[f"{fast}, fp16"] = Case(FLOAT16, fast)
     if has_float8(device):
-        found["float8"] = Case(FLOAT8)
-    return found
+        named_cases["float8"] = Case(FLOAT8)
+    return named_cases
 
 
 def has_float8(device: torch.device) -> bool:
@@ -261,8 +261,8 @@ def compare(
 
 
 def check_gradients(sizes: Sizes, device: torch.device, case: Case) -> dict:
-    found = loss_and_gradients(sizes, case, device)
-    return compare(sizes, *found, case.precision, case.encoder)
+    computed = loss_and_gradients(sizes, case, device)
+    return compare(sizes, *computed, case.precision, case.encoder)
 
 
 def check_strategy(sizes: Sizes, device: torch.device, name: str) -> dict:
@@ -332,12 +332,12 @@ def check_loss(device: torch.device) -> dict:
     exact = [tensor.double().requires_grad_() for tensor in layer]
     expected = F.cross_entropy(F.linear(*exact), labels, reduction="sum")
     expected.backward()
-    found = [tensor.to(device).requires_grad_() for tensor in layer]
-    total, _ = linear_cross_entropy(*found, labels.to(device))
+    layer_on_device = [tensor.to(device).requires_grad_() for tensor in layer]
+    total, _ = linear_cross_entropy(*layer_on_device, labels.to(device))
     total.backward()
     errors = [
         float((ours.grad.cpu() - theirs.grad).norm() / theirs.grad.norm())
-        for ours, theirs in zip(found, exact, strict=True)
+        for ours, theirs in zip(layer_on_device, exact, strict=True)
     ]
     loss_error, limit = abs(float(total.detach()) / float(expected.detach()) - 1), 1e-5
     is_right = max(loss_error, *errors) < limit
@@ -364,10 +364,10 @@ def updates_of(
 
 
 def compare_updates(
-    expected: tuple[Tensor, int], found: tuple[Tensor, int], count: int, limit: float
+    expected: tuple[Tensor, int], actual: tuple[Tensor, int], count: int, limit: float
 ) -> dict:
-    error = float((found[0] - expected[0]).norm() / expected[0].norm())
-    is_right = error < limit and expected[1] == found[1] == count
+    error = float((actual[0] - expected[0]).norm() / expected[0].norm())
+    is_right = error < limit and expected[1] == actual[1] == count
     return {"update": error, "limit": limit, "ok": is_right}
 
 
@@ -375,10 +375,10 @@ def check_optimizer(sizes: Sizes, device: torch.device, name: str) -> dict:
     """Three updates of a small ModernBERT or BERT against those on the CPU."""
     case = REFERENCE._replace(encoder="modernbert" if "Muon" in name else "bert")
     scales = (1.0, float("inf"), -3.0)
-    expected, found = (
+    expected, actual = (
         updates_of(sizes, case, where, name, scales) for where in (torch.device("cpu"), device)
     )
-    return compare_updates(expected, found, 2, OPTIMIZER_LIMITS[name])
+    return compare_updates(expected, actual, 2, OPTIMIZER_LIMITS[name])
 
 
 def check_fused_lamb(sizes: Sizes, device: torch.device) -> dict:
@@ -386,7 +386,7 @@ def check_fused_lamb(sizes: Sizes, device: torch.device) -> dict:
     if find_spec("apex") is None:
         return {"skipped": "apex is not installed"}
     scales = (*range(1, 6), float("inf"), *range(-1, -6, -1))
-    expected, found = (
+    expected, actual = (
         updates_of(sizes, REFERENCE, device, name, scales) for name in ("Lamb", "FusedLAMB")
     )
-    return compare_updates(expected, found, 10, APEX_LIMIT)
+    return compare_updates(expected, actual, 10, APEX_LIMIT)

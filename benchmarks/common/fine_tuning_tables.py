@@ -92,8 +92,8 @@ def passages(books: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], 
 def book_table(
     data: Path, names: Sequence[str], label: Callable[[str], str], **options: Any
 ) -> Table:
-    def rows(found: list[tuple[str, str]]) -> list[Row]:
-        return [{"text": text, "label": label(name)} for name, text in found]
+    def rows(named_passages: list[tuple[str, str]]) -> list[Row]:
+        return [{"text": text, "label": label(name)} for name, text in named_passages]
 
     training, scored = passages(data / "books", names)
     return Table(run_glue, rows(training), rows(scored), **options)

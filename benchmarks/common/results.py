@@ -136,16 +136,16 @@ class Runs:
         if self.result["settings"] != settings:
             raise UserError(f"{path} holds results with other settings: give another --output")
 
-    def found(self, key: dict[str, Any]) -> list[dict[str, Any]]:
+    def matching(self, key: dict[str, Any]) -> list[dict[str, Any]]:
         """The runs with the values of `key`."""
         return [run for run in self.result["runs"] if key.items() <= run.items()]
 
     def get(self, key: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The run with the values of `key`, which is made by `measure` if the file lacks it."""
-        if not self.found(key):
+        if not self.matching(key):
             self.result["runs"].append(
                 key | measure() | {"machine_info": machine_info(self.device)}
             )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, self.result)
-        return self.found(key)[0]
+        return self.matching(key)[0]

@@ -35,13 +35,13 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
     """Runs a program in this process; returns what its updates did. Raises what the program
     raises, and SystemExit if its exit code is not 0.
     """
-    found = {"graphs": [], "checkpoints": {}, "peak": 0, "profile": ""}
+    report = {"graphs": [], "checkpoints": {}, "peak": 0, "profile": ""}
     saved: dict[Path, dict[str, torch.Tensor]] = {}
     write = CheckpointWriter.write
     steps = {name: getattr(Trainer, name) for name in ("training_step", "optimizer_step")}
 
     def watched(name: str, self: Trainer, *args):
-        update = len(found["graphs"])
+        update = len(report["graphs"])
         if name == "training_step" and update == FAULTY:
             fail(fault, self.device)
         if self.device.type == "cuda":  # the first updates allocate and compile
@@ -51,23 +51,23 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
         finally:
             if self.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-                found["peak"] = torch.cuda.max_memory_allocated()
+                report["peak"] = torch.cuda.max_memory_allocated()
 
     def training_step(self: Trainer, *args):
-        found["graphs"].append(counters["stats"]["unique_graphs"])
-        if len(found["graphs"]) != PROFILED:
+        report["graphs"].append(counters["stats"]["unique_graphs"])
+        if len(report["graphs"]) != PROFILED:
             return watched("training_step", self, *args)
         with profile() as profiler:
             sums = watched("training_step", self, *args)
-        found["profile"] = profiler.key_averages().table(
+        report["profile"] = profiler.key_averages().table(
             sort_by=f"self_{self.device.type}_time_total", row_limit=20
         )
         return sums
 
     def copied_write(self: CheckpointWriter, checkpoint) -> None:
         copies = {
-            each.name: each.rows.detach().to("cpu", copy=True)
-            for each in checkpoint.tensors["model.safetensors"]
+            tensor.name: tensor.rows.detach().to("cpu", copy=True)
+            for tensor in checkpoint.tensors["model.safetensors"]
         }
         saved[self.parent / str(checkpoint.step)] = copies
         write(self, checkpoint)
@@ -82,7 +82,7 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
     for folder, tensors in saved.items():
         if (folder / MODEL_FILE).is_file():
             file = load_file(folder / MODEL_FILE)
-            found["checkpoints"][folder.name] = all(
+            report["checkpoints"][folder.name] = all(
                 torch.equal(file[name], tensors[name]) for name in tensors
             )
-    return found
+    return report

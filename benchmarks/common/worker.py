@@ -86,12 +86,12 @@ def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any) -> An
     return as `peer`, get those of the process.
     """
     worker = Worker(make, arguments)
-    found = worker.call(method)
-    if isinstance(found, dict) and "peer" in found:
+    result = worker.call(method)
+    if isinstance(result, dict) and "peer" in result:
         process = {name: value for name, value in worker.settings().items() if name != "own"}
-        found["peer"] = process | found["peer"]
+        result["peer"] = process | result["peer"]
     worker.close()
-    return found
+    return result
 
 
 def process_settings() -> dict[str, Any]:
@@ -124,8 +124,8 @@ def serve(connection: Connection, make: Callable[..., Any], arguments: tuple) ->
         if method == "peak_memory_bytes":
             connection.send(peak_memory_bytes(device))
         elif method == "settings":
-            own = getattr(implementation, "settings", dict)()
-            connection.send(settings | {"own": own})
+            settings_of_implementation = getattr(implementation, "settings", dict)()
+            connection.send(settings | {"own": settings_of_implementation})
         else:
             connection.send(getattr(implementation, method)(*values))
 
@@ -138,14 +138,14 @@ def measure_in_turns(
     `turn`, after the number of the round.
     """
     settings = {name: worker.settings() for name, worker in workers.items()}
-    found: dict[str, list] = {name: [] for name in workers}
+    results: dict[str, list] = {name: [] for name in workers}
     with progress_bar((1 + rounds) * len(workers), "rounds", "turn") as bar:
         for number in range(1 + rounds):
             for name, worker in workers.items():
-                found[name].append(worker.call("turn", number, *arguments))
+                results[name].append(worker.call("turn", number, *arguments))
                 bar.update()
-    found = {name: results[1:] for name, results in found.items()}
+    results = {name: results[1:] for name, results in results.items()}
     memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
     for worker in workers.values():
         worker.close()
-    return found, settings, memory
+    return results, settings, memory

@@ -65,9 +65,9 @@ def trained_parameters(
     model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> dict[str, nn.Parameter]:
     """The tensors that an optimizer updates, by name. parameters: see `parameter_groups`."""
-    own = dict(model.named_parameters())
-    named = own if parameters is None else parameters
-    return {name: p for name, p in named.items() if own[name].requires_grad}
+    of_model = dict(model.named_parameters())
+    named = of_model if parameters is None else parameters
+    return {name: p for name, p in named.items() if of_model[name].requires_grad}
 
 
 def parameter_groups(

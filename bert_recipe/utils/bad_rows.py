@@ -25,7 +25,7 @@ class BadRows:
         self.path = str(path)
         self.log = log
         self.skip_flag = skip_flag
-        self.found: list[tuple[str, str]] = []
+        self.rows: list[tuple[str, str]] = []  # place, and what is wrong
 
     def add(self, where: str, why: str) -> None:
         """Called with the place of bad input and what is wrong there. Raises UserError if the rest
@@ -33,7 +33,7 @@ class BadRows:
         """
         if where == self.path or where.startswith(f"{self.path}, after "):
             raise UserError(f"{where}: {why}")
-        self.found.append((where, why))
+        self.rows.append((where, why))
 
     def finish(self, num_kept: int | None = None) -> None:
         """Raises UserError with all kinds of bad rows, their numbers and first places, or lists
@@ -43,8 +43,8 @@ class BadRows:
         """
         if num_kept == 0:
             self.skip_flag = None
-        if self.log is None or (num_kept == 0 and self.found):
-            if self.found:
+        if self.log is None or (num_kept == 0 and self.rows):
+            if self.rows:
                 raise UserError(self.message(all_rows=num_kept == 0))
         elif read_environment().rank == 0:
             self.write_log(self.log)
@@ -53,7 +53,7 @@ class BadRows:
         """Replaces the lines of this file in the log, which those of other files share that have
         the same name.
         """
-        lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.found]
+        lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.rows]
         if lines:
             print_once(f"note: {self.path}: {len(lines)} bad rows are left out, see {log}")
         of_this_file = (f"{self.path}:", f"{self.path},")
@@ -70,15 +70,15 @@ class BadRows:
         write_atomically(log, content.encode("utf-8", "backslashreplace"))
 
     def message(self, all_rows: bool = False) -> str:
-        if len(self.found) == 1:
-            where, why = self.found[0]
+        if len(self.rows) == 1:
+            where, why = self.rows[0]
             return f"{where}: {why}{self.advice('it')}"
         kinds: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        for where, why in self.found:
+        for where, why in self.rows:
             kinds[VALUES.sub("", why)].append((where, why))
-        if all_rows and len({why for _, why in self.found}) == 1:  # such as a missing column
-            where, why = self.found[0]
-            return f"{where}: {why}; all {len(self.found)} rows are so"
+        if all_rows and len({why for _, why in self.rows}) == 1:  # such as a missing column
+            where, why = self.rows[0]
+            return f"{where}: {why}; all {len(self.rows)} rows are so"
         parts = []
         for rows in list(kinds.values())[:MAX_KINDS]:
             where, why = rows[0]
@@ -87,7 +87,7 @@ class BadRows:
             parts.append(f"{self.place(where)}: {why}{also}")
         if len(kinds) > MAX_KINDS:
             parts.append(f"{len(kinds) - MAX_KINDS} further kinds")
-        return f"{self.path}: {len(self.found)} bad rows: {'; '.join(parts)}{self.advice('them')}"
+        return f"{self.path}: {len(self.rows)} bad rows: {'; '.join(parts)}{self.advice('them')}"
 
     def advice(self, what: str) -> str:
         return f"; or leave {what} out with {self.skip_flag}" if self.skip_flag else ""

@@ -217,7 +217,7 @@ def read_texts(
         rows.append((number, row))
     if bad is None:
         bad_rows.finish()
-    if not rows and not bad_rows.found:
+    if not rows and not bad_rows.rows:
         raise UserError(f"{path} has no rows: check the file")
     return rows
 
