@@ -188,8 +188,10 @@ class ThisProject(Implementation):
 
 
 class Transformers(Implementation):
-    """transformers' model in a plain loop over the same sequences. compiled: also without
-    --compile. attention: by default that of the arguments.
+    """transformers' model in a plain loop over the same sequences.
+
+    compiled: also without --compile.
+    attention: by default that of the arguments.
     """
 
     def __init__(

@@ -41,7 +41,9 @@ TICKS = (0.7, 1, 1.5, 2, 2.5, 3)
 
 
 class Rates(NamedTuple):
-    """here, peer: per second. ratio: its median with quartiles (`low`, `high`)."""
+    """here, peer: per second.
+    ratio: its median with quartiles (`low`, `high`).
+    """
 
     here: float
     peer: float
@@ -49,8 +51,10 @@ class Rates(NamedTuple):
 
 
 class SpeedRow(NamedTuple):
-    """A row of a table of the page. cells: as printed, without the last one, whose text is
-    `printed`. rates: those of the result file that it links.
+    """A row of a table of the page.
+
+    cells: as printed, without the last one, whose text is `printed`.
+    rates: those of the result file that it links.
     """
 
     section: str

@@ -35,7 +35,9 @@ GLUE = {"MRPC": (480, 5), "CoLA": (800, 5), "SST-2": (800, 3), "STS-B": (640, 3)
 
 
 class Row(NamedTuple):
-    """name: of its result file, after the machine. words: the program and its flags."""
+    """name: of its result file, after the machine.
+    words: the program and its flags.
+    """
 
     name: str
     threads: int

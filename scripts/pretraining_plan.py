@@ -58,7 +58,9 @@ FLAGS = (
 
 
 class Size(NamedTuple):
-    """parameters: of the layers. length: tokens of a sample."""
+    """parameters: of the layers.
+    length: tokens of a sample.
+    """
 
     config: str
     parameters: float

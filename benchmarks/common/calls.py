@@ -17,7 +17,9 @@ from bert_recipe.utils.progress import print_line
 
 
 class Item(NamedTuple):
-    """seconds: expected on an H100. run: its result says whether it is as expected, as `ok`."""
+    """seconds: expected on an H100.
+    run: its result says whether it is as expected, as `ok`.
+    """
 
     title: str
     seconds: int

@@ -9,9 +9,11 @@ Losses = list[tuple[int, float]]  # update, loss
 
 
 class LossPlot:
-    """`parts` are the elements of the drawing. update_ticks: its numbers below the plot, of which
-    the last one is at the right edge. axis: what they are. values: losses that the plot has room
-    for.
+    """`parts` are the elements of the drawing.
+
+    update_ticks: its numbers below the plot, of which the last one is at the right edge.
+    axis: what they are.
+    values: losses that the plot has room for.
     """
 
     def __init__(self, caption: str, axis: str, update_ticks: Iterable[int], values: list[float]):

@@ -53,7 +53,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """rows: to draw the training rows from, and those to score. flags: of the columns."""
+    """rows: to draw the training rows from, and those to score.
+    flags: of the columns.
+    """
 
     program: Any
     rows: Sequence[Any]

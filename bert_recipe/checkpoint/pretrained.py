@@ -53,9 +53,12 @@ def load_pretrained(
     """`model_class` with the config and weights in `folder`, of this project or Hugging Face's, in
     evaluation mode. A head that the folder lacks starts from its initial values; a line says so.
 
-    num_labels: classes of a classification head; 1 means a number. labels: their names instead.
-    kwargs: of the class. Raises UserError for any other missing, unexpected or misshapen tensor,
-    and ValueError for labels that no head has.
+    num_labels: classes of a classification head; 1 means a number.
+    labels: their names instead.
+    kwargs: of the class.
+
+    Raises UserError for any other missing, unexpected or misshapen tensor, and ValueError for
+    labels that no head has.
     """
     source = ModelFolder.find(folder)
     config = source.config

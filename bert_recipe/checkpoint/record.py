@@ -42,9 +42,11 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DevelopmentData:
-    """What selects the best checkpoint of a run. digest: of its files or samples. reading: digest
-    of the tokens that are read from files; post_processing: the flags that turn a model's output
-    into predictions; both None where the loss selects.
+    """What selects the best checkpoint of a run.
+
+    digest: of its files or samples.
+    reading: digest of the tokens that are read from files; None where the loss selects.
+    post_processing: the flags that turn a model's output into predictions; None as above.
     """
 
     digest: str | None = None

@@ -7,8 +7,10 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 
 
 class Span(NamedTuple):
-    """The updates after `start`, up to `stop`. start: None if it is not known yet. stop: None for
-    all further ones.
+    """The updates after `start`, up to `stop`.
+
+    start: None if it is not known yet.
+    stop: None for all further ones.
     """
 
     start: int | None = 0

@@ -62,9 +62,11 @@ HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. `tensors`: by file name, this rank's rows of every tensor, with 0 rows
-    where it has none. record, parts: of the run, see trained.SavedRun. prefix: of the names of its
-    files.
+    """A checkpoint folder.
+
+    tensors: by file name, this rank's rows of every tensor, with 0 rows where it has none.
+    record, parts: of the run, see trained.SavedRun.
+    prefix: of the names of its files.
     """
 
     step: int

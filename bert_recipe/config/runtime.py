@@ -149,8 +149,9 @@ class PrecisionConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """`shard_degree`: number of ranks that share one copy of the model, after
-    `arguments.shard_degree` never -1. `engine`: configuration of DeepSpeed's engine, or None.
+    """shard_degree: number of ranks that share one copy of the model; after
+        `arguments.shard_degree` never -1.
+    engine: configuration of DeepSpeed's engine, or None.
     """
 
     compile: str = option(

@@ -23,8 +23,11 @@ WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens are masked. max_masked: per sample. word_starts: with whole-word masking, which
-    tokens begin a word; else None."""
+    """Which tokens are masked.
+
+    max_masked: per sample.
+    word_starts: with whole-word masking, which tokens begin a word; else None.
+    """
 
     probability: float
     max_masked: int
@@ -60,8 +63,10 @@ def choose_positions(
     min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those
     that are not special, every set being equally likely. With whole-word masking, words in random
     order as long as they fit. A word starts at the beginning of a segment and at every token that
-    does not continue the one before it. lengths [n]: with special tokens. random: uint64 [n,
-    num_random(S)].
+    does not continue the one before it.
+
+    lengths [n]: with special tokens.
+    random: uint64 [n, num_random(S)].
     """
     length = input_ids.shape[1]
     columns = np.arange(length, dtype=np.uint32)
@@ -190,7 +195,8 @@ class Masking:
         """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P],
         zero-padded.
 
-        is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64.
+        is_real [n, S]: which tokens are no padding.
+        seeds [n]: random numbers, uint64.
         """
         length, max_masked = input_ids.shape[1], self.rule.max_masked
         # Random numbers of 64 bits for each sample: the first ones choose positions, the others

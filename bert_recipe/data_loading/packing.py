@@ -39,10 +39,13 @@ class Label(NamedTuple):
 class MicroBatchLimits:
     """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced
     sizes between a power of two and the next, so that filler is a small part of any stream. With
-    None, streams are not filled. is_compiled: for a compiled model, whose graphs serve all sizes
-    from MIN_DYNAMIC_SIZE on, and have `max_seqlen` as a constant. fills_sequences: whether the
-    number of sequences is rounded, too. In the last layer, first tokens come before the masked
-    ones, so that filler among them moves the dropout masks of the others.
+    None, streams are not filled.
+
+    is_compiled: for a compiled model, whose graphs serve all sizes from MIN_DYNAMIC_SIZE on, and
+        have `max_seqlen` as a constant.
+    fills_sequences: whether the number of sequences is rounded, too. In the last layer, first
+        tokens come before the masked ones, so that filler among them moves the dropout masks of the
+        others.
     """
 
     tokens: int

@@ -58,8 +58,8 @@ def download_stage(
 def format_stage(
     output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions
 ) -> Stage:
-    """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with
-    files.
+    """dataset: how to read the files, a key of `SOURCE_FORMATS`.
+    paths: files, folders with files.
     """
     values = asdict(options) | {"dataset": dataset}
     check_source_paths(paths, output_dir)

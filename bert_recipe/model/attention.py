@@ -33,8 +33,10 @@ MASK_ALIGNMENT = 8  # in elements, of rows for torch's memory-efficient kernel
 
 class StreamLayout(NamedTuple):
     """Which tokens of a stream attend to which: those of the same sequence; with a `window`, to at
-    most that many on each side. has_filler: tokens may follow the last sequence; their output is
-    finite but unspecified. dtype: of query, key and value.
+    most that many on each side.
+
+    has_filler: tokens may follow the last sequence; their output is finite but unspecified.
+    dtype: of query, key and value.
     """
 
     cu_seqlens: Tensor  # [N+1], int32

@@ -45,7 +45,8 @@ def layerwise_groups(
     """The groups of parameters, divided by depth. The learning rate of depth d is `lr` times
     decay^(D - d), D being the largest depth; `apply_step` computes it before each step.
 
-    depths: by name. parameters: those that the groups have, by name.
+    depths: by name.
+    parameters: those that the groups have, by name.
     """
     depth_of = {p: depths[name] for name, p in parameters.items()}
     top = max(depths.values())

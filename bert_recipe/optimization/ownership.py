@@ -35,7 +35,8 @@ class Owners:
     """The ranks that share the work.
 
     shard_group: process group over which the rows of parameters are divided, as torch.chunk does,
-        or None. replica_group: that of ranks with the same parameters and gradients, or None.
+        or None.
+    replica_group: that of ranks with the same parameters and gradients, or None.
     """
 
     def __init__(

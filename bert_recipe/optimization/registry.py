@@ -42,8 +42,10 @@ def make_optimizer(
     replica_group: "dist.ProcessGroup | None" = None,
     product_dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups,
-    product_dtype: see Muon.
+    """Makes the optimizer `config.name`.
+
+    parameters: see `parameter_groups`.
+    shard_group, replica_group, product_dtype: see Muon.
     """
     spec = spec_named(config.name)
     groups = spec.groups(model, config.weight_decay, parameters)

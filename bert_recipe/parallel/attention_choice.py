@@ -21,7 +21,9 @@ CHOICES = {
 
 
 class ChosenAttention(PreparedAttention, Protocol):
-    """A PreparedAttention that --attention names. gpus: the generations that it needs, in words.
+    """A PreparedAttention that --attention names.
+
+    gpus: the generations that it needs, in words.
     head_sizes: numbers of elements that a head may have.
     """
 

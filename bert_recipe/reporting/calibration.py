@@ -15,8 +15,9 @@ LOG_TEMPERATURES = (-4.0, 4.0)  # bounds of the fit
 
 
 class Calibration(NamedTuple):
-    """error: expected calibration error. temperature: what logits are divided by for the smallest
-    log loss. calibrated_error: with a temperature that was fitted on other rows, a half each.
+    """error: expected calibration error.
+    temperature: what logits are divided by for the smallest log loss.
+    calibrated_error: with a temperature that was fitted on other rows, a half each.
     """
 
     error: float

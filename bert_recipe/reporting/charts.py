@@ -26,8 +26,10 @@ FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")
 
 
 class Series(NamedTuple):
-    """A phase of one run with one seed. `style`: number of its colour and dashes. `run`: the
-    run's name.
+    """A phase of one run with one seed.
+
+    style: number of its colour and dashes.
+    run: the run's name.
     """
 
     label: str
@@ -76,7 +78,8 @@ class Axis:
 class MetricValues(NamedTuple):
     """A metric of one series, as arrays of steps and values: [2, number of points].
 
-    training, evaluations: as logged. averaged: what is drawn of `training`, see `average`.
+    training, evaluations: as logged.
+    averaged: what is drawn of `training`, see `average`.
     """
 
     series: Series

@@ -39,12 +39,11 @@ class ChangedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparisonCard:
-    """task: the name of the runs' folders. names: of A and B.
-
+    """task: the name of the runs' folders.
+    names: of A and B.
     scores: rows with DIFFERENCE_HEADER.
     settings: those that differ, with the values of A and B.
-    gained, lost: the first rows that B has right more often than A, and less often, by their
-        titles.
+    changes: by their titles, the clearest rows that B has right more often than A, and less often.
     error: why the runs cannot be compared, and nothing else is known.
     """
 

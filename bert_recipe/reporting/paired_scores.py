@@ -121,8 +121,9 @@ class ErrorPart(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of two models' scores of the same rows, as fractions. means: over the runs of each model.
+    """Of two models' scores of the same rows, as fractions.
 
+    means: over the runs of each model.
     interval: 95%; with one run of a model that of the rows alone, for these two runs.
     p_value: of models that do not differ; None with one run of a model, which does not say what
         another seed would change.

@@ -48,8 +48,10 @@ SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact
 
 @dataclass
 class Point:
-    """The metrics logged at one step. `seconds`: time in the phase's sessions up to this record,
-    without the time between sessions. `skipped`: updates skipped since the record before.
+    """The metrics logged at one step.
+
+    seconds: time in the phase's sessions up to this record, without the time between sessions.
+    skipped: updates skipped since the record before.
     """
 
     step: int

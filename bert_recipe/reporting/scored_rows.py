@@ -63,8 +63,11 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """The rows of a file with labels and what a model predicted. keys [n]: texts and labels of the
-    rows, in which rows are sorted. scores: by name. probabilities [n, C] and labels [n] of classes.
+    """The rows of a file with labels and what a model predicted.
+
+    keys [n]: texts and labels of the rows, in which rows are sorted.
+    scores: by name.
+    probabilities_nC, labels_n: of classes.
     """
 
     keys: list[Key]
@@ -238,8 +241,10 @@ def entity_rows(counts_n3: np.ndarray) -> dict[str, RowScore]:
 
 
 def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredRows:
-    """Texts and pairs with a class, labels, or a number. names: of the scores. folder: of the
-    run.
+    """Texts and pairs with a class, labels, or a number.
+
+    names: of the scores.
+    folder: of the run.
     """
     texts = [columns[name] for name in ("text", "pair", "label") if name in columns]
     keys = list(zip(*texts, strict=True))

@@ -151,7 +151,9 @@ def embeddings(asked: Asked) -> Use:
 
 
 class Head(NamedTuple):
-    """flags: of inference.py that it takes. max_length: see FineTuningOptions.fine_tuned_length."""
+    """flags: of inference.py that it takes.
+    max_length: see FineTuningOptions.fine_tuned_length.
+    """
 
     flags: tuple[str, ...]
     max_length: Callable[[ModelConfig, ModelFolder], int]

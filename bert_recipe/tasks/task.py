@@ -83,7 +83,10 @@ class TaskOptions(Protocol):
         fold: int = 0,
     ) -> TaskData:
         """Opens and checks the data to train on and to evaluate, and makes the task; called on all
-        ranks. folder: that of the model which the run starts from. fold: which part is held out.
+        ranks.
+
+        folder: that of the model which the run starts from.
+        fold: which part is held out.
         """
 
 
@@ -234,11 +237,14 @@ class SeparableTask(Task, BatchForward, Protocol):
 
 @dataclass(frozen=True)
 class PredictionSet:
-    """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It
-    writes the predictions to `folder`, unless that is None, and returns the scores if the file
-    `is_scored`: numbers and tables; a score that is not defined is NaN. undefined: why the task's
-    `metric` is not defined for this file, whatever a model predicts, or None. baselines: computes
-    the scores of simple methods, or None.
+    """A file to predict.
+
+    finish: takes the logits [rows, C] of all samples and a folder. It writes the predictions there,
+        unless the folder is None, and returns the scores if the file `is_scored`: numbers and
+        tables; a score that is not defined is NaN.
+    undefined: why the task's `metric` is not defined for this file, whatever a model predicts, or
+        None.
+    baselines: computes the scores of simple methods, or None.
     """
 
     dataset: SequenceDataset

@@ -18,8 +18,8 @@ class WordStarts:
     """Token b continues the word of the token a before it if left_V[b] == right_V[a]. If one of
     them has a part of a character, as pieces of byte-level BPE may, it does if the text says so.
 
-    is_partial_V: whether a token has a part of a character; None: none has. pieces: the bytes of
-    each token, if some have.
+    is_partial_V: whether a token has a part of a character; None: none has.
+    pieces: the bytes of each token, if some have.
     """
 
     left_V: np.ndarray

@@ -29,8 +29,10 @@ OLD_EPOCHS = 3.0
 
 @dataclass(frozen=True)
 class ChosenSettings:
-    """What the runs of a command share. max_steps: -1 for as many as the epochs need. epochs: for
-    the record; `limits_epochs` is whether they end the run.
+    """What the runs of a command share.
+
+    max_steps: -1 for as many as the epochs need.
+    epochs: for the record; `limits_epochs` is whether they end the run.
     """
 
     learning_rate: float

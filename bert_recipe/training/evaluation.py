@@ -44,7 +44,9 @@ Measured = tuple[int, int]
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates a model during training: on the held-out data by the task's loss, and on the files
-    with labels by the scores of its predictions. limits: of held-out micro-batches.
+    with labels by the scores of its predictions.
+
+    limits: of held-out micro-batches.
     batch_size: sequences of a forward pass over the files.
     """
 

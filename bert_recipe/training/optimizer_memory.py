@@ -42,8 +42,10 @@ UPDATE_ELEMENTS = {"Lamb": lamb_elements, "Muon": muon_elements, "NorMuon": muon
 def update_elements(
     optimizer: str, model: nn.Module, multi_tensor: bool, shard_degree: int, world_size: int
 ) -> float:
-    """Number of temporary float32 elements. multi_tensor: whether all tensors are updated at once,
-    as on GPUs and on shards. shard_degree: number of ranks that share a copy of the model.
+    """Number of temporary float32 elements.
+
+    multi_tensor: whether all tensors are updated at once, as on GPUs and on shards.
+    shard_degree: number of ranks that share a copy of the model.
     """
     if optimizer not in UPDATE_ELEMENTS:
         return 0

@@ -106,8 +106,10 @@ def load_fine_tuned(
     strategies: ParallelConfig | None = None,
     log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
-    """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must
-    have all of it. strategies: by default those of one process.
+    """Loads the model in `folder` for prediction.
+
+    head: a key of modeling.MODELS; the folder must have all of it.
+    strategies: by default those of one process.
     """
     strategies = strategies or ParallelConfig()
     with torch.device("meta"):

@@ -34,8 +34,10 @@ COLLECTIVE_MINUTES = 30.0  # long, because ranks wait while rank 0 verifies larg
 @dataclass
 class DistributedContext(RankEnvironment):
     """Rank, world size and CPU process group. The group is used for counts and flags, without
-    device synchronization; it is None with one process and after `destroy`. join_minutes: timeout
-    for connecting the ranks. collective_minutes: timeout of a collective.
+    device synchronization; it is None with one process and after `destroy`.
+
+    join_minutes: timeout for connecting the ranks.
+    collective_minutes: timeout of a collective.
     """
 
     cpu_group: "dist.ProcessGroup | None" = None

@@ -38,11 +38,13 @@ def read_rows(
     exact: bool = False,
 ) -> Iterator[tuple[int, Row]]:
     """Yields the number of each row's first line and its values by column, strings in CSV and TSV.
+    A row with more cells than the header is bad.
 
     columns: the columns that are used; of a table with a header each must be there once. By default
-    all of them. header: columns of a CSV or TSV file without a header. A row with more cells than
-    the header is bad, with `exact` also one with fewer cells, and one with empty cells only is left
-    out; otherwise the last columns are left out.
+        all of them.
+    header: columns of a CSV or TSV file without a header.
+    exact: with it, a row with fewer cells than the header is bad, and one with empty cells only is
+        left out; without it, the last columns of a shorter row are left out.
     """
     readers = {".jsonl": read_json_lines, ".json": read_json_list, ".parquet": read_parquet}
     if file.has_flags:

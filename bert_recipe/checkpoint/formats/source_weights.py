@@ -24,8 +24,10 @@ MAX_NAMES = 3  # listed in a message
 class TensorNames:
     """Names of tensors in model folders: of the word embeddings and the masked-token head's bias;
     copies of tensors, with the tensors that they are tied to; prefixes of the parts that may be
-    missing, but only completely. heads: of the models that together have all tensors but the
-    classifier. architectures: model classes by their tensors.
+    missing, but only completely.
+
+    heads: of the models that together have all tensors but the classifier.
+    architectures: model classes by their tensors.
     """
 
     embedding: str

@@ -67,7 +67,8 @@ def doubts(sequence_length: int, lost: float, unknown: float, random_next: float
     """What a user has to know of samples whose text is lost, or teaches nothing.
 
     lost: share of the text's tokens that are in no sample.
-    unknown: share of [UNK]. random_next: share of the samples.
+    unknown: share of [UNK].
+    random_next: share of the samples.
     """
     problems = []
     if lost >= NOTED_LOSS:

@@ -298,7 +298,8 @@ class EncoderModel(PreTrainedModel):
         """The last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer
         then skips the other tokens after its attention.
 
-        attentions: one per layer. states: a list to which the inputs of all layers are added.
+        attentions: one per layer.
+        states: a list to which the inputs of all layers are added.
         """
         for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
             if states is not None:

@@ -150,7 +150,9 @@ def distinct_texts(samples: Sequence[TextSample], settings: EmbeddingSettings) -
 
 
 class TextGroup(NamedTuple):
-    """A row of a table. scores: of the positives, or the margins of a single negative.
+    """A row of a table.
+
+    scores: of the positives, or the margins of a single negative.
     negative_scores: as many as negatives, or none.
     """
 

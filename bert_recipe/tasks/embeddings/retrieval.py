@@ -60,7 +60,8 @@ def ranking_scores(ranked: Sequence[int], relevant: Set[int]) -> dict[str, float
     """nDCG@10, MRR@10, and the recall among the first text and among ten, of a query's ranking, as
     BEIR defines them.
 
-    ranked: texts, best first. relevant: those that are to be found, at least one.
+    ranked: texts, best first.
+    relevant: those that are to be found, at least one.
     """
     discounts = 1 / np.log2(np.arange(2, CUTOFF + 2))
     is_hit = np.array([text in relevant for text in ranked[:CUTOFF]], bool)

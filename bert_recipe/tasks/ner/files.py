@@ -161,7 +161,11 @@ def read_rows_of(
 
 
 def row_sentence(row: Row, where: str, form: TagForm | None) -> Sentence:
-    """The words or the text of a row. where: place in errors. form: None without tags."""
+    """The words or the text of a row.
+
+    where: place in errors.
+    form: None without tags.
+    """
     if (words := words_of(row)) is not None:
         return token_sentence(words, row, form)
     spans = [] if form is None else spans_of(row)

@@ -62,9 +62,13 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have n
 @dataclass(frozen=True)
 class TokenClassificationTask(FineTuningTask, SeparableTask):
     """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
-    labels. label_all_tokens: not only the first one of each word, as learnt from texts, and from
-    words of scripts without spaces. form: of the files, once it is known. word_tags_of_training:
-    what the baseline learns from. guessing_loss: see Task.
+    labels.
+
+    label_all_tokens: not only the first one of each word, as learnt from texts, and from words of
+        scripts without spaces.
+    form: of the files, once it is known.
+    word_tags_of_training: what the baseline learns from.
+    guessing_loss: see Task.
     """
 
     options: TokenClassificationOptions

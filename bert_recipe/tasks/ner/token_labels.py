@@ -97,8 +97,10 @@ def spaced_words(words: Sequence[str]) -> list[str]:
 class TaggedDataset(SequenceDataset):
     """Sentences as `[CLS] tokens [SEP]`, divided if longer than `max_seq_length`. `first_tokens`
     [U]: index in `input_ids` of each unit's token, which has the label. `bounds`: those of the
-    units, by sentence. labels: tags by id, for training. label_all_tokens: not only the first token
-    of each word.
+    units, by sentence.
+
+    labels: tags by id, for training.
+    label_all_tokens: not only the first token of each word.
     """
 
     def __init__(

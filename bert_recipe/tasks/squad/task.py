@@ -204,9 +204,10 @@ def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 class Feature(NamedTuple):
-    """A question with a window of its context; positions are in the sequence. first, last: of the
-    tokens [first, last) for which the window has the most context. start_position, end_position: of
-    the answer, 0 if it is not in the window.
+    """A question with a window of its context; positions are in the sequence.
+
+    first, last: of the tokens [first, last) for which the window has the most context.
+    start_position, end_position: of the answer, 0 if it is not in the window.
     """
 
     question: int
