@@ -31,7 +31,8 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime
     dataset = cast(TextDataset, run.data.dataset)
     rows = np.random.default_rng(0).permutation(len(dataset))[:NUM_ROWS]
     parallel.model.eval()
-    with torch.inference_mode(), parallel.eager():
+    # FSDP2 keeps what it gathers, which after inference mode could not be trained.
+    with torch.no_grad(), parallel.eager():
         logits = predict_batch(parallel, dataset, rows, run.limits(len(rows)), runtime)
     outputs = logits[: len(rows), 0].double().cpu().numpy()
     centre, spread = outputs.mean(), outputs.std()
