@@ -1,5 +1,6 @@
 """Samples for development taken from the training file: a share of it, or folds in turn."""
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
@@ -47,35 +48,37 @@ class Split:
     def held_out(
         self,
         keys: Sequence[Hashable],
-        classes: Sequence[Hashable],
+        labels: Sequence[tuple[Hashable, ...]],
         groups: Sequence[str] = (),
     ) -> np.ndarray:
-        """Whether each sample is held out, [number of samples] booleans. Stratified: each class has
-        its share, up to one sample.
+        """Whether each sample is held out, [number of samples] booleans. Stratified: each label has
+        its share, up to one sample; of several labels, the rarest one (Sechidis et al., 2011).
 
         keys: samples with equal keys, such as equal texts, stay together.
-        classes: the class of each sample. One with a single key is in the folds, but not in a
-            fraction, which would leave nothing to learn.
+        labels: of each sample. One with a single key is in the folds, but not in a fraction, which
+            would leave nothing to learn.
         groups: of each sample, if there is a `group_column`.
 
         Raises UserError if no sample is held out.
         """
         if self.group_column is not None:
-            return self.held_out_groups(groups, classes)
-        class_of_key: dict[Hashable, Hashable] = {}
-        for key, sample_class in zip(keys, classes, strict=True):
-            class_of_key.setdefault(key, sample_class)
-        keys_of_class: dict[Hashable, list[Hashable]] = {}
-        for key, sample_class in class_of_key.items():
-            keys_of_class.setdefault(sample_class, []).append(key)
-        # The keys class by class, shuffled inside a class. Every n-th one is held out, so that all
-        # classes have their share.
+            return self.held_out_groups(groups, labels)
+        labels_of_key: dict[Hashable, tuple[Hashable, ...]] = {}
+        for key, sample_labels in zip(keys, labels, strict=True):
+            labels_of_key.setdefault(key, sample_labels)
+        counts_of_label = Counter(itertools.chain(*labels_of_key.values()))
+        keys_of_rarest: dict[Hashable, list[Hashable]] = {}
+        for key, key_labels in labels_of_key.items():
+            rarest = min(key_labels, key=counts_of_label.__getitem__, default=None)
+            if self.fraction is None or counts_of_label.get(rarest) != 1:
+                keys_of_rarest.setdefault(rarest, []).append(key)
+        # The keys label by label, shuffled inside a label. Every n-th one is held out, so that all
+        # labels have their share.
         generator = np.random.default_rng(self.seed)
         shuffled: list[Hashable] = []
-        for class_keys in keys_of_class.values():
-            if self.fraction is None or len(class_keys) > 1:
-                order = generator.permutation(len(class_keys))
-                shuffled += [class_keys[index] for index in order]
+        for label_keys in keys_of_rarest.values():
+            order = generator.permutation(len(label_keys))
+            shuffled += [label_keys[index] for index in order]
         if self.fraction is None:
             chosen = set(shuffled[self.fold :: self.num_folds])
         else:

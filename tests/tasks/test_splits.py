@@ -19,11 +19,12 @@ from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.errors import UserError
 
 CLASSES = np.repeat(["a", "b", "c", "single"], [50, 13, 4, 1])
+LABELS = [(name,) for name in CLASSES]
 KEYS = [f"text {row}" for row in range(len(CLASSES))]
 
 
 def test_folds_hold_out_each_sample_once_and_share_classes_as_scikit_learns():
-    folds = [Split(None, 5, 0, fold).held_out(KEYS, CLASSES) for fold in range(5)]
+    folds = [Split(None, 5, 0, fold).held_out(KEYS, LABELS) for fold in range(5)]
     assert (np.sum(folds, axis=0) == 1).all()
     for label in set(CLASSES):
         ours = sorted((CLASSES[fold] == label).sum() for fold in folds)
@@ -36,25 +37,41 @@ def test_folds_hold_out_each_sample_once_and_share_classes_as_scikit_learns():
 
 
 def test_a_fraction_takes_its_share_of_each_class_and_the_seed_draws_it():
-    held_out = Split(0.2, None, 0).held_out(KEYS, CLASSES)
+    held_out = Split(0.2, None, 0).held_out(KEYS, LABELS)
     counts = Counter(CLASSES[held_out])
     assert counts["a"] == 10 and counts["b"] in (2, 3) and counts["c"] in (0, 1)
     assert counts["single"] == 0  # nothing would be left to learn
-    assert (held_out == Split(0.2, None, 0).held_out(KEYS, CLASSES)).all()
-    assert (held_out != Split(0.2, None, 1).held_out(KEYS, CLASSES)).any()
+    assert (held_out == Split(0.2, None, 0).held_out(KEYS, LABELS)).all()
+    assert (held_out != Split(0.2, None, 1).held_out(KEYS, LABELS)).any()
+
+
+def test_of_several_labels_each_has_its_share_though_many_sets_are_alone():
+    rng = np.random.default_rng(0)
+    rates = np.array([0.5, 0.5, 0.4, 0.3, *[0.05] * 12])
+    has_NL = rng.random((600, len(rates))) < rates
+    labels = [tuple(map(str, np.flatnonzero(row))) for row in has_NL]
+    alone = np.array([labels.count(row) == 1 for row in labels])
+    assert alone.mean() > 0.2
+    held_out = Split(0.2, None, 0).held_out(list(range(600)), labels)
+    assert held_out.mean() == pytest.approx(0.2, abs=0.01)
+    assert held_out[alone].mean() == pytest.approx(0.2, abs=0.06)
+    for column in has_NL.T:
+        assert held_out[column].mean() == pytest.approx(0.2, abs=0.1)
+    folds = [Split(None, 4, 0, fold).held_out(list(range(600)), labels) for fold in range(4)]
+    assert (np.sum(folds, axis=0) == 1).all()
 
 
 def test_a_small_share_of_few_samples_is_one():
     for seed in range(20):
-        assert Split(0.01, None, seed).held_out(["a", "b", "b", "c"], ["x"] * 4).sum() in (1, 2)
+        assert Split(0.01, None, seed).held_out(["a", "b", "b", "c"], [("x",)] * 4).sum() in (1, 2)
 
 
 def test_equal_texts_are_on_one_side():
     keys = [f"text {row // 2}" for row in range(40)]
-    held_out = Split(0.25, None, 3).held_out(keys, ["a"] * 40)
+    held_out = Split(0.25, None, 3).held_out(keys, [("a",)] * 40)
     assert (held_out[::2] == held_out[1::2]).all() and held_out.sum() == 10
     with pytest.raises(UserError, match="holds out none of 2 samples: no label has two different"):
-        Split(0.25, None, 3).held_out(["a", "b"], ["x", "y"])
+        Split(0.25, None, 3).held_out(["a", "b"], [("x",), ("y",)])
 
 
 def drawn_groups(seed: int, number: int, largest: int) -> tuple[list[str], list[str]]:

@@ -414,10 +414,10 @@ def held_out(examples: Examples, spec: TaskSpec, split: Split) -> np.ndarray:
     keys: list[Any] = list(examples.texts)
     if examples.pairs is not None and not spec.negatives:
         keys = list(zip(examples.texts, examples.pairs, strict=True))
-    classes: list[Any] = list(examples.label_sets)
+    labels = examples.label_sets
     if spec.regression:
-        classes = [None] * len(examples)  # all rows are of one class
-    return split.held_out(keys, classes, examples.groups)
+        labels = [()] * len(examples)
+    return split.held_out(keys, labels, examples.groups)
 
 
 def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:

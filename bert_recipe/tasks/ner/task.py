@@ -189,7 +189,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
     def held_out(self, sentences: list[Sentence], split: Split) -> np.ndarray:
         """Whether each sentence of the training file is for development, [number of sentences]
-        booleans. Sentences with the same types of entities, such as (LOC, PER), have their share.
+        booleans. Those of each type of entities, such as LOC, have their share.
         """
         contents = [sentence.content for sentence in sentences]
         types = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
