@@ -35,6 +35,13 @@ HEADS = {
         (torch.arange(27).view(3, 9) % 2).float(),
     ),
     "tokens": ("TokenClassification", {"num_labels": 3}, TOKEN_LABELS),
+    # Classes, whatever a config of texts with them would mean.
+    "tokens of one class": ("TokenClassification", {"num_labels": 1}, TOKEN_LABELS.clamp(max=0)),
+    "tokens as several": (
+        "TokenClassification",
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        TOKEN_LABELS,
+    ),
     "masked words": ("MaskedLM", {}, TOKEN_LABELS),
 }
 

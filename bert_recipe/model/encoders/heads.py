@@ -156,8 +156,8 @@ class ClassificationModel(PreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> ClassificationOutput:
-        """labels: classes of the texts [N], or of the tokens; -100 where there is none. Numbers
-        where the config has one label, and 0 or 1 for each of several labels [N, C].
+        """labels: classes of the texts [N], or of the tokens; -100 where there is none. Of texts
+        numbers where the config has one label, and 0 or 1 for each of several labels [N, C].
         """
         hidden_states = None
         if output_hidden_states or self.base_model.pooling is None:
@@ -174,10 +174,6 @@ class ClassificationModel(PreTrainedModel):
         return ClassificationOutput(logits, loss, hidden_states)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.config.is_number:
-            return F.mse_loss(logits.squeeze(-1), labels.float().view(-1))
-        if self.config.multi_label:
-            return F.binary_cross_entropy_with_logits(logits, labels.float())
         return F.cross_entropy(logits, labels)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -222,6 +218,13 @@ class SequenceClassification(ClassificationModel):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.add_modules(config.classifier_pooling, config.num_labels, config.head_dropout)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.config.is_number:
+            return F.mse_loss(logits.squeeze(-1), labels.float().view(-1))
+        if self.config.multi_label:
+            return F.binary_cross_entropy_with_logits(logits, labels.float())
+        return super().loss(logits, labels)
 
     @property
     def output_layer_name(self) -> str:
