@@ -8,7 +8,7 @@ from bert_recipe.utils.errors import one_line, shortened
 
 NUM_SHOWN = 20
 MAX_CHARACTERS = 300  # of a text that is shown
-NUM_LINES, LINE_CHARACTERS = 3, 100  # of the terminal
+NUM_LINES, LINE_CHARACTERS, LABEL_CHARACTERS = 3, 100, 50  # of the terminal
 MISTAKES = "most_confident_mistakes"  # the key of the list among the scores
 
 
@@ -38,9 +38,10 @@ def mistake_lines(mistakes: Sequence[Mistake], num_rows: int, path: Path) -> lis
     if worst:
         lines.append("the most confident mistakes (check their labels, too):")
     for mistake in worst:
-        shown = shortened(one_line(mistake.text), LINE_CHARACTERS)
-        labels = one_line(f"{mistake.label}, predicted {mistake.prediction}")
-        lines.append(f"  {mistake.confidence:.2f}  {labels}: {shown}")
+        text = shortened(one_line(mistake.text), LINE_CHARACTERS)
+        label = shortened(one_line(mistake.label), LABEL_CHARACTERS)
+        prediction = shortened(one_line(mistake.prediction), LABEL_CHARACTERS)
+        lines.append(f"  {mistake.confidence:.2f}  {label}, predicted {prediction}: {text}")
     return lines
 
 

@@ -38,6 +38,7 @@ from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.scores import score, write_submission
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.mistakes import Mistake, mistake_lines
 from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.text_sequences import TextDataset, truncate_pair
@@ -477,3 +478,7 @@ def test_the_terminal_shows_the_most_confident_mistakes(tmp_path, capsys):
         "  0.95  1, predicted 0: text 3",
         "  0.88  0, predicted 1: text 2",
     ]
+    many = "|".join(f"label {number}" for number in range(99))
+    mistake = Mistake("text " * 99, "label 1", many, 0.9)
+    *_, line = mistake_lines([mistake], 1, path)
+    assert line.startswith("  0.90  label 1, predicted label 0|label 1|") and len(line) < 200
