@@ -94,14 +94,14 @@ def examine(name: str, processes: int, args: Arguments) -> int:
 
     findings = checks.Findings()
     config = make_run_config(args, processes)
-    one = alone(config)
+    single = alone(config)
     with findings.check():
         checks.check_packages(findings, config)
-    with findings.check(), start_runtime(one, "doctor") as runtime:
+    with findings.check(), start_runtime(single, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
         options = PROGRAMS[name].task_options(args)
         # Of the first fold, if there are several.
-        run = next(iter(open_runs(one, options, runtime).values()))
+        run = next(iter(open_runs(single, options, runtime).values()))
         loader = config.loader
         if "global_batch_size" in config.chosen_by_rule:
             loader = loader_of(config, run.values.loader.global_batch_size)

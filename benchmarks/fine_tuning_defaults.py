@@ -17,7 +17,6 @@ SHARED_DATA has the folders glue, squad and books; --entities the files of WNUT 
 import contextlib
 import csv
 import io
-import json
 import sys
 import tempfile
 import time
@@ -36,7 +35,13 @@ import run_glue
 import run_ner
 import run_squad
 from benchmarks.common.fine_tuning_tables import Row, Table, drawn, make_table, write_rows
-from benchmarks.common.results import CPU, RESULTS, benchmark_parser, machine_info
+from benchmarks.common.results import (
+    CPU,
+    RESULTS,
+    benchmark_parser,
+    machine_info,
+    read_records,
+)
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.reporting.markdown import markdown_table
@@ -116,9 +121,8 @@ def last_loss(report: Path) -> float | None:
     """Of training."""
     losses = [
         record["data"]["loss"]
-        for line in report.read_text(encoding="utf-8").splitlines()
-        if "loss" in (record := json.loads(line.removeprefix("DLLL "))).get("data", {})
-        and isinstance(record["data"]["loss"], float)
+        for record in read_records(report)
+        if isinstance(record["data"].get("loss"), float)
     ]
     return round(losses[-1], 4) if losses else None
 

@@ -115,7 +115,10 @@ def make_data(data: Path, work: Path) -> None:
         write_json(work / "squad" / f"{split}-v1.1.json", first_questions(squad, count))
     paragraphs = [paragraph for article in squad["data"] for paragraph in article["paragraphs"]]
     questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
-    texts = {"questions": questions, "paragraphs": [one["context"] for one in paragraphs]}
+    texts = {
+        "questions": questions,
+        "paragraphs": [paragraph["context"] for paragraph in paragraphs],
+    }
     for name, rows in texts.items():
         lines = [json.dumps({"text": text}) + "\n" for text in rows]
         (work / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -80,16 +80,16 @@ REFUSED = (
 )
 
 
-def describe(one: ScoreDifference) -> str:
+def describe(score: ScoreDifference) -> str:
     """A score before and after, with the interval of the difference and what it says."""
-    difference = one.difference
+    difference = score.difference
     before, after = map(percent, difference.means)
     verdict = "no difference is shown"
     if difference.is_shown:
         verdict = "better" if difference.value > 0 else "the model became WORSE"
     return (
-        f"{one.title} {before} before, {after} after: {points(difference.value)} points (95% "
-        f"interval {interval_text(difference)}, p {p_value_text(difference)}, {one.num_rows:,} "
+        f"{score.title} {before} before, {after} after: {points(difference.value)} points (95% "
+        f"interval {interval_text(difference)}, p {p_value_text(difference)}, {score.num_rows:,} "
         f"rows): {verdict}"
     )
 
@@ -99,15 +99,15 @@ def compare(folders: Sequence[Path], how: str) -> list[str]:
     differences = differences_of(*map(read_model, folders))
     baselines = mean_baselines(folders[0])
     lines = []
-    for one in differences:
-        name = "_".join(filter(None, (one.set_name, one.name)))
+    for score in differences:
+        name = "_".join(filter(None, (score.set_name, score.name)))
         others = [
             f"{method} {percent(scores[name])}"
             for method, scores in baselines.items()
             if name in scores
         ]
         beside = f" ({', '.join(others)})" if others else ""
-        lines.append(f"{how}: {describe(one)}{beside}")
+        lines.append(f"{how}: {describe(score)}{beside}")
     return lines
 
 
@@ -230,7 +230,7 @@ def embed(
         parallel.prepare_for_inference(runtime.precision.dtype)
         vectors = [
             predict(parallel, texts, "sequence", config.prediction.batch_size, runtime)[0]
-            for texts in (dataset, *(one.dataset for one in sets))
+            for texts in (dataset, *(prediction_set.dataset for prediction_set in sets))
         ]
     return task, choice.tokenizer, dataset, sets, vectors
 
@@ -253,16 +253,17 @@ def score_draw(
 
     folder.mkdir(parents=True, exist_ok=True)
     scores: JsonObject = {}
-    for one, logits_nC in zip(sets, logits, strict=True):
-        scores |= one.finish(logits_nC, folder)
+    for prediction_set, logits_nC in zip(sets, logits, strict=True):
+        scores |= prediction_set.finish(logits_nC, folder)
     scores = dict(only_numbers(scores))
     if (texts := task.baseline_rows) is not None:
         known = rows[rows < len(texts.values)]  # of a large file, tf-idf has a part
         drawn = texts._replace(texts_nk=texts.texts_nk[known], values=texts.values[known])
         drawn = drawn._replace(num_rows=len(known))
         again = replace(task, baseline_rows=drawn).prediction_sets(tokenizer)
-        computed = [one.baselines() for one in again if one.baselines is not None]
-        baselines = [one for one in computed if one is not None]
+        computes = [prediction_set.baselines for prediction_set in again]
+        computed = [compute() for compute in computes if compute is not None]
+        baselines = [result for result in computed if result is not None]
         if baselines:
             scores[BASELINES] = for_json(joined(baselines).scores)
     write_json(folder / "scores.json", scores)

@@ -20,12 +20,12 @@ from bert_recipe.utils.errors import handle_uncaught_errors, run_main
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
-import json
 import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from bert_recipe.reporting.records import read_sessions
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
@@ -151,8 +151,8 @@ def plan_model(texts: Path, minutes: int, gpus: int, precision: str) -> dict[str
 
 def measured_speed(report: Path) -> float:
     """Tokens per second in the report of a benchmark."""
-    lines = report.read_text(encoding="utf-8").splitlines()
-    return json.loads(lines[-1].removeprefix("DLLL "))["data"]["tokens_per_second"]
+    sessions, _ = read_sessions(report)
+    return sessions[-1].results["tokens_per_second"]
 
 
 def plan_updates(plan: dict[str, Any], report: Path, samples: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bert_recipe.metrics.dllogger_backends import PREFIX
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.command_line import ArgumentParser, Flag
 from bert_recipe.utils.errors import UserError
@@ -112,7 +113,7 @@ def write_result(
 def read_records(report: Path) -> list[dict[str, Any]]:
     """The records of a program's --report-file."""
     return [
-        json.loads(line.removeprefix("DLLL "))
+        json.loads(line.removeprefix(PREFIX))
         for line in report.read_text(encoding="utf-8").splitlines()
     ]
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TextIO
 
+PREFIX = "DLLL "  # of a line of JSON
 STEP_NAMES = ("Epoch", "Step", "Validation Iteration")  # NVIDIA's
 # Writes a record: its time, the seconds since the start, its step and its data.
 Log = Callable[[datetime.datetime, float, Any, Mapping[str, Any]], None]
@@ -48,7 +49,7 @@ def json_log(file: TextIO) -> Log:
             "step": step,
             "data": data,
         }
-        file.write(f"DLLL {json.dumps(entry)}\n")
+        file.write(f"{PREFIX}{json.dumps(entry)}\n")
 
     return log
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO
 
 from bert_recipe.config import RuntimeConfig
 from bert_recipe.metrics.dllogger_backends import (
+    PREFIX,
     Log,
     installed_package,
     json_log,
@@ -148,7 +149,7 @@ class DLLoggerSink(Sink):
 class DLLoggerJsonSink(DLLoggerSink):
     """DLLogger's JSON lines, `DLLL {...}`."""
 
-    prefix = b"DLLL "
+    prefix = PREFIX.encode()
 
     def make_log(self, file: TextIO) -> Log:
         return json_log(file)

@@ -105,7 +105,7 @@ def make_chart(
     """`metric` of all series over steps: SVG paths and pixels; None without finite values. show:
     formats a value.
     """
-    data = [MetricValues.of(one, metric) for one in series]
+    data = [MetricValues.of(entry, metric) for entry in series]
     points = [array for values in data for array in (values.training, values.evaluations)]
     x, y = with_finite_values(*np.concatenate(points, axis=1))
     if not len(y):

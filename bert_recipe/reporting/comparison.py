@@ -174,23 +174,25 @@ def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDiff
 def corrected(comparisons: Sequence[Sequence[ScoreDifference]]) -> list[list[ScoreDifference]]:
     """Several models beside the same first one: p-values of each score by Holm's correction."""
     p_values_of: dict[str, list[float]] = {}
-    for one in itertools.chain(*comparisons):
-        if one.difference.p_value is not None:
-            p_values_of.setdefault(one.title, []).append(one.difference.p_value)
+    for score in itertools.chain(*comparisons):
+        if score.difference.p_value is not None:
+            p_values_of.setdefault(score.title, []).append(score.difference.p_value)
     queues = {title: iter(holm(p_values)) for title, p_values in p_values_of.items()}
 
-    def correct(one: ScoreDifference) -> ScoreDifference:
-        if one.difference.p_value is None:
-            return one
-        return one._replace(difference=one.difference._replace(p_value=next(queues[one.title])))
+    def correct(score: ScoreDifference) -> ScoreDifference:
+        if score.difference.p_value is None:
+            return score
+        return score._replace(
+            difference=score.difference._replace(p_value=next(queues[score.title]))
+        )
 
-    return [[correct(one) for one in differences] for differences in comparisons]
+    return [[correct(score) for score in differences] for differences in comparisons]
 
 
 def calibrations(model: ScoredModel) -> list[Calibration]:
     """Of each run with probabilities of classes."""
     by_run = [calibration_of(runs[name] for runs in model.sets.values()) for name in model.runs]
-    return [one for one in by_run if one is not None]
+    return [result for result in by_run if result is not None]
 
 
 def calibrate(path: Path) -> list[str]:
@@ -237,13 +239,13 @@ def p_value_text(difference: Difference) -> str:
 
 
 def difference_table(differences: Sequence[ScoreDifference]) -> str:
-    return markdown_table(DIFFERENCE_HEADER, [difference_cells(one) for one in differences])
+    return markdown_table(DIFFERENCE_HEADER, [difference_cells(score) for score in differences])
 
 
-def difference_cells(one: ScoreDifference) -> list[str]:
+def difference_cells(score: ScoreDifference) -> list[str]:
     """A row of the table with DIFFERENCE_HEADER."""
-    difference = one.difference
-    cells = [one.title, *map(percent, difference.means), points(difference.value)]
+    difference = score.difference
+    cells = [score.title, *map(percent, difference.means), points(difference.value)]
     return [*cells, interval_text(difference), p_value_text(difference)]
 
 
@@ -258,12 +260,12 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
     return markdown_table(header, rows) if rows else None
 
 
-def verdict(one: ScoreDifference) -> str:
+def verdict(score: ScoreDifference) -> str:
     """What rows and seeds say of B."""
-    difference = one.difference
+    difference = score.difference
     if difference.p_value is None and difference.leaves_out_zero:
         seen = f"B has {points(difference.value)} points on these rows with this seed"
-        return f"{one.title}: {seen}; another seed may turn it: train both with --num-seeds 5"
+        return f"{score.title}: {seen}; another seed may turn it: train both with --num-seeds 5"
     if not difference.is_shown:
-        return f"{one.title}: no difference is shown"
-    return f"{one.title}: B is {'better' if difference.value > 0 else 'worse'} than A"
+        return f"{score.title}: no difference is shown"
+    return f"{score.title}: B is {'better' if difference.value > 0 else 'worse'} than A"

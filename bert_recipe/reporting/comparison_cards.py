@@ -110,8 +110,8 @@ def make_card(
         task,
         names,
         scores[0].num_rows,
-        [difference_cells(one) for one in scores],
-        [verdict(one) for one in scores],
+        [difference_cells(score) for score in scores],
+        [verdict(score) for score in scores],
         list(differences(logs).items()) if all(logs) else [],
         changes_of(*(list(next(iter(model.sets.values())).values()) for model in models)),
     )

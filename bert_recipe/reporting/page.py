@@ -83,22 +83,22 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
                 Series(", ".join(label), style, phase, run.name)
             )
     # The means of seeds come before the seeds.
-    order = [name for name in groups if any(one.phase.runs for one in groups[name])]
+    order = [name for name in groups if any(entry.phase.runs for entry in groups[name])]
     order += [name for name in groups if name not in order]
     return [groups[name] for name in order if groups[name]]
 
 
 def make_section(series: list[Series]) -> JsonObject:
     """Template data of a phase. Tables are lists of rows: a name, and a value per series."""
-    phases = [one.phase for one in series]
+    phases = [entry.phase for entry in series]
     charts = {
         name: make_chart(name, title_of(name), series, partial(show, name))
         for name in charted_metrics(phases)
     }
     drawn = {name: chart for name, chart in charts.items() if chart is not None}
     of_runs: dict[str, list[RunPhase]] = {}
-    for one in series:
-        of_runs.setdefault(one.run, []).extend(one.phase.runs or [one.phase])
+    for entry in series:
+        of_runs.setdefault(entry.run, []).extend(entry.phase.runs or [entry.phase])
     return {
         "title": phases[0].title,
         "series": series,
@@ -110,9 +110,11 @@ def make_section(series: list[Series]) -> JsonObject:
         "charts": [chart for name, chart in drawn.items() if name not in FOLDED],
         "folded_charts": [chart for name, chart in drawn.items() if name in FOLDED],
         "score_tables": [
-            (one, *table, is_wide(table[1])) for one in series for table in score_tables(one.phase)
+            (entry, *table, is_wide(table[1]))
+            for entry in series
+            for table in score_tables(entry.phase)
         ],
-        "mistakes": [(one, *table) for one in series for table in mistake_tables(one.phase)],
+        "mistakes": [(entry, *table) for entry in series for table in mistake_tables(entry.phase)],
         "settings": rows([dict(sorted(phase.settings.items())) for phase in phases]),
     }
 
@@ -252,7 +254,9 @@ def render(
     """Renders the page. comparisons: of runs that scored the same rows."""
     sections = [make_section(series) for series in group_series(runs)]
     for section in sections:  # of which a section has the means
-        summaries = [one for one in sections if one["title"].startswith(f"{section['title']}, ")]
+        summaries = [
+            other for other in sections if other["title"].startswith(f"{section['title']}, ")
+        ]
         section["is_folded"] = bool(summaries)
         task = section["title"].partition(", ")[0]
         if any(card.task == task for card in comparisons) and len(section["runs"]) == 2:
@@ -272,5 +276,5 @@ def render(
         difference_header=DIFFERENCE_HEADER,
         published=PUBLISHED,
         curves=[curve for chart in charts for curve in chart["curves"]],
-        keys={one.label: one for one in series if one.label}.values(),
+        keys={entry.label: entry for entry in series if entry.label}.values(),
     )

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_recipe.checkpoint.folder import SEED_FOLDER
+from bert_recipe.metrics.dllogger_backends import PREFIX
 from bert_recipe.tasks.mistakes import MISTAKES
 from bert_recipe.utils.command_line import MAX_FLOAT32
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import files_below
 from bert_recipe.utils.json_files import JsonObject, from_json, list_of, object_of
 
-PREFIX = "DLLL "
 # First; others in the order of their start.
 PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}
 # Logged as settings.
@@ -355,7 +355,7 @@ def make_phases(sessions: list[Session]) -> list[RunPhase]:
             join_sessions(phase)
             phases.append(phase)
     for phase in phases:
-        phase.runs = [one for one in phases if phase.name.startswith(f"{one.name}, ")]
+        phase.runs = [run for run in phases if phase.name.startswith(f"{run.name}, ")]
     return phases
 
 

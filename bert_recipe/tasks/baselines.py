@@ -49,8 +49,8 @@ class Baselines(NamedTuple):
 def joined(sets: Sequence[Baselines]) -> Baselines:
     """Those of several files, whose scores have other names."""
     scores: dict[str, Scores] = {}
-    for one in sets:
-        for name, values in one.scores.items():
+    for baselines in sets:
+        for name, values in baselines.scores.items():
             scores[name] = {**scores.get(name, {}), **values}
     return Baselines(scores, sets[0].chance, sets[0].num_scored)
 

@@ -99,10 +99,11 @@ class Squad:
         """A row for each question: that of the file, or the question with its context."""
         if len(self.rows) == len(self.questions):
             return self.rows
-        return [
-            {"id": one.id, "question": one.text, "context": self.contexts[one.context]}
-            for one in self.questions
-        ]
+        rows = []
+        for question in self.questions:
+            context = self.contexts[question.context]
+            rows.append({"id": question.id, "question": question.text, "context": context})
+        return rows
 
 
 @dataclass(frozen=True)

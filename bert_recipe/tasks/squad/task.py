@@ -418,7 +418,7 @@ def answers_of(dataset: SquadDataset, predictions: Predictions) -> list[Predicti
     results = []
     for question in dataset.squad.questions:
         answer = predictions.answers[question.id]
-        best = [(one["probability"], one["text"]) for one in predictions.nbest[question.id]]
+        best = [(entry["probability"], entry["text"]) for entry in predictions.nbest[question.id]]
         probability = next(share for share, text in best if text == answer)
         results.append(Prediction({"answer": answer, "probability": probability}, [best]))
     return results
