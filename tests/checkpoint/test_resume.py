@@ -33,6 +33,7 @@ from small_runs import (
 )
 
 import run_pretraining
+from bert_recipe.optimization import precision
 from bert_recipe.training import evaluation
 from bert_recipe.training.trainer import seed_of_step
 
@@ -93,10 +94,11 @@ def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninter
 
 
 @pytest.mark.parametrize(
-    "precision",
+    "flags",
     [
         ("--use-pure-fp16", "--optimizer", "AdamW"),
         ("--use-pure-fp16", "--seed", "7", "--model-prefix", "bert"),
+        ("--fp16", "--use-dynamic-loss-scaling", "--scale-loss", "1e7"),  # overflows, and halves
         (
             "--global-batch-size",
             "9",
@@ -108,14 +110,15 @@ def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninter
     ],
     ids=" ".join,
 )
-def test_run_in_parts_is_bit_identical_to_a_run_in_one(inputs, tmp_path, precision):
-    flags = ("--max-steps", 12, "--log-freq", 1, *precision)
+def test_run_in_parts_is_bit_identical_to_a_run_in_one(inputs, tmp_path, monkeypatch, flags):
+    monkeypatch.setattr(precision, "has_float16", lambda device: True)  # slow on CPUs, but correct
+    flags = ("--max-steps", 12, "--log-freq", 1, *flags)
     train(inputs.command(tmp_path / "uninterrupted", *flags))
     for part in (1, 5, 6):
         output = tmp_path / "parts"
         train(inputs.command(output, *flags, *resuming(output), "--steps-this-run", part))
     assert losses(tmp_path / "parts") == losses(tmp_path / "uninterrupted")
-    assert len(losses(tmp_path / "uninterrupted")) == 12
+    assert losses(tmp_path / "uninterrupted").keys() >= set(range(1, 13))
     assert model_bytes(tmp_path / "parts", 12) == model_bytes(tmp_path / "uninterrupted", 12)
 
 
