@@ -26,8 +26,11 @@ from bert_recipe.training.setup import chooses_onednn
 from bert_recipe.utils.device import cpu_maker
 from bert_recipe.utils.distributed import DistributedContext
 
-# Rows, inputs, outputs: narrow and wide, of several blocks of rows, of few and of uneven ones.
-SHAPES = ((1300, 512, 640), (1037, 640, 512), (301, 96, 384), (300, 384, 96), (65, 512, 2048))
+# Rows, inputs, outputs: of several blocks of rows, of few and of uneven ones, narrow and large.
+SHAPES = (
+    *((1300, 512, 640), (1037, 640, 512), (301, 96, 384), (300, 384, 96), (65, 512, 2048)),
+    *((2801, 96, 384), (2800, 384, 96), (513, 1024, 1030)),
+)
 
 
 @pytest.fixture

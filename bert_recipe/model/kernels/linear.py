@@ -25,11 +25,14 @@ SCHEMA = (
 # less than its copy of the weight takes.
 MIN_PRODUCT = 2**23  # multiplications
 MIN_ROWS = 8
-# The gradient of a weight is added up over blocks of rows if both operands are wide: the transposed
-# copy of a block fits a core's cache. Measured on an AMD EPYC.
-BLOCK_ROWS = 512
-MIN_BLOCKED_ROWS = 2 * BLOCK_ROWS
-MIN_BLOCKED_WIDTH = 512
+# oneDNN reads a large matrix that is a transposed view slowly: with many rows, a copy is faster.
+LARGE_OPERAND = 2**20  # numbers
+MIN_ROWS_OF_COPY = 512
+# The gradient of a weight is added up over blocks of rows, which fit a core's cache, by products of
+# transposed views. If an operand is narrow and the other large, a transposed copy of the narrow one
+# is faster. Measured on an AMD EPYC.
+BLOCK_ROWS = 1024
+NARROW_WIDTH = 384
 
 
 @functools.cache
@@ -104,7 +107,7 @@ def takes_onednn(rows: Tensor, matrix: Tensor) -> bool:
 def linear(hidden: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """`F.linear`, in float32 by oneDNN where that is faster."""
     if takes_onednn(hidden, weight_OI):
-        return OneDnnLinear.apply(hidden.contiguous(), dense(weight_OI), bias_O)
+        return OneDnnLinear.apply(hidden.contiguous(), dense(weight_OI, hidden), bias_O)
     return F.linear(hidden, weight_OI, bias_O)
 
 
@@ -114,22 +117,27 @@ def weight_gradient(grad_TO: Tensor, hidden_TI: Tensor) -> Tensor:
         return grad_TO.T @ hidden_TI
     is_wide = grad_TO.shape[1] > hidden_TI.shape[1]
     narrow, wide = (hidden_TI, grad_TO) if is_wide else (grad_TO, hidden_TI)
-    is_blocked = len(narrow) >= MIN_BLOCKED_ROWS and narrow.shape[1] >= MIN_BLOCKED_WIDTH
-    rows = BLOCK_ROWS if is_blocked else len(narrow)
-    parts = (
-        product(narrow_part.T.contiguous(), wide_part.contiguous().T)
-        for narrow_part, wide_part in zip(narrow.split(rows), wide.split(rows), strict=True)
-    )
+    if narrow.shape[1] < NARROW_WIDTH and wide.numel() >= LARGE_OPERAND:
+        total = product(narrow.T.contiguous(), wide.contiguous().T)
+        # A transposed view would be added to other gradients element by element.
+        return total.T.contiguous() if is_wide else total
+    blocks = zip(grad_TO.split(BLOCK_ROWS), hidden_TI.split(BLOCK_ROWS), strict=True)
+    parts = (product(grad.contiguous().T, hidden.contiguous().T) for grad, hidden in blocks)
     total = next(parts)
     for part in parts:
         total += part
-    # A transposed view would be added to other gradients element by element.
-    return total.T.contiguous() if is_wide else total
+    return total
 
 
-def dense(matrix: Tensor) -> Tensor:
-    """`matrix`, copied unless it or its transpose is contiguous."""
-    return matrix if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.contiguous()
+def dense(matrix: Tensor, rows: Tensor) -> Tensor:
+    """`matrix` as `product` with `rows` reads it fast: a copy if neither it nor its transpose is
+    contiguous, or if it is a large transposed view.
+    """
+    num_rows = rows.numel() // rows.shape[-1]
+    is_slow_view = matrix.numel() >= LARGE_OPERAND and num_rows >= MIN_ROWS_OF_COPY
+    if matrix.T.is_contiguous() and not is_slow_view:
+        return matrix
+    return matrix.contiguous()
 
 
 def product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
