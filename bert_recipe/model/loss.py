@@ -63,7 +63,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         correct = ((label_logit_M1 >= max_logit_M1) & is_labelled_M1).sum()
         if needs_grad:
             label_grad_M1 = (label_prob_M1 - 1) * grad_scale_M1
-            grad_MV.scatter_(1, label_M1, label_grad_M1.to(grad_MV.dtype))
+            rows_M = torch.arange(len(labels_M), device=labels_M.device)
+            grad_MV[rows_M, label_M1[:, 0]] = label_grad_M1[:, 0].to(grad_MV.dtype)
             ctx.grad_MV, ctx.upscale = grad_MV, upscale
             ctx.save_for_backward(hidden_ME, weight_VE)
         ctx.mark_non_differentiable(correct)
