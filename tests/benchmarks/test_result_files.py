@@ -371,17 +371,19 @@ def test_figures_of_readme_are_those_of_the_pages():
 
 def test_what_adaptation_did_to_vectors_is_that_of_its_file():
     lines = " ".join(read_result("adaptation-2026-11-29.json")["lines"])
-    rows = result_rows("docs/continue_pretraining.md", "What was measured?")
-    rows = [row for row in rows if "vectors, " in row and "adaptation-" in row]
-    assert len(rows) == 2
+    rows, p_values = result_rows("docs/continue_pretraining.md", "What was measured?"), []
+    rows = [row for row in rows if " labels, " in row and "adaptation-" in row]
+    assert len(rows) == 3
     for row in rows:
-        (labels,) = re.findall(r"vectors, (\d+) labels", row)
-        (line,) = re.findall(rf"\({labels} labels, 5 draws\): accuracy (.*?): better", lines)
+        (labels,) = re.findall(r" (\d+) labels", row)
+        measure = "fine-tuning" if "fine-tuning" in row else f"regression .{labels} labels,"
+        (line,) = re.findall(rf"{measure}[^)]*\): accuracy (.*?): better", lines)
         values = re.findall(r"[-+]?\d+\.\d\d", line)[:5]
         figures = re.findall(r"[-+]?\d+\.\d\b", row)
         for value, figure in zip(values, figures, strict=True):
             assert rounds_to(float(value), figure), row
-        assert "p < 0.001" in line and "**" in row
+        p_values.append(float(re.findall(r"p <? ?([\d.]+)", line)[0]))
+    check_bold(rows, p_values)
 
 
 def runs_by_table(names: list[str], num_rows: int) -> list[list[list[dict]]]:
