@@ -220,6 +220,17 @@ def test_v20_predicts_which_questions_have_no_answer(files, tmp_path):
     )
 
 
+def test_scores_of_empty_answers_alone_are_named(files, tmp_path, capsys):
+    tasks = ("--do-train", "--do-eval", "--train-file", files["v2"], "--predict-file", files["v2"])
+    flags = ("--version-2-with-negative", "--max-seq-length", 48, "--epochs", 1)
+    for threshold, is_named in ((-1e9, True), (0, False)):
+        epochs = () if is_named else ("--epochs", 100)
+        threshold_flags = ("--null-score-diff-threshold", threshold, *epochs)
+        output = tmp_path / str(threshold)
+        assert run(files, output, *tasks, *flags, *threshold_flags) == 0
+        assert ("is not above that of the empty answer" in capsys.readouterr().out) == is_named
+
+
 def as_batch_of_one(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """One sequence's stream as the batch of one row that transformers takes."""
     row = {name: torch.from_numpy(stream[name]) for name in ("start_positions", "end_positions")}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.tasks.baselines import Baselines, chance_line
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction, write_predicted
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 DEFAULTS = SquadOptions()
 SCORED_FILE, NO_ANSWER = "eval_predictions.jsonl", "(no answer)"
 PREDICTED = "predictions"  # the table, without the extension
+EMPTY = "empty answer"  # to each question
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
@@ -160,6 +162,12 @@ class SquadTask(FineTuningTask, SeparableTask):
         )
         if folder is not None:
             scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
+        if folder is not None and self.options.train_file is not None:
+            total = len(dataset.squad.questions)
+            empty = {EMPTY: {"f1": scores.get("NoAns_total", 0) / total}}
+            chance = Baselines(empty, EMPTY, total)
+            if warning := chance_line("f1", scores["f1"] / 100, chance, self.advice):
+                print_line(warning)
         return scores
 
 
