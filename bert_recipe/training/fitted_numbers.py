@@ -18,6 +18,7 @@ NUM_ROWS = 64  # to compare outputs and numbers
 LARGEST_RATIO = 5.0  # of their standard deviations
 
 
+@torch.no_grad()  # inference mode would leave FSDP2 what it gathers as tensors not to be trained
 def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime: Runtime) -> None:
     """Refits the output layer of starting weights whose outputs lie elsewhere than the numbers to
     learn, which few updates would not reach: the outputs are scaled and shifted by least squares.
@@ -31,8 +32,7 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime
     dataset = cast(TextDataset, run.data.dataset)
     rows = np.random.default_rng(0).permutation(len(dataset))[:NUM_ROWS]
     parallel.model.eval()
-    # FSDP2 keeps what it gathers, which after inference mode could not be trained.
-    with torch.no_grad(), parallel.eager():
+    with parallel.eager():
         logits = predict_batch(parallel, dataset, rows, run.limits(len(rows)), runtime)
     outputs = logits[: len(rows), 0].double().cpu().numpy()
     centre, spread = outputs.mean(), outputs.std()
@@ -44,11 +44,10 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime
     scale = float(products.mean() / max(spread**2, 1e-6 * centre**2, 1e-12))
     name = cast(SequenceClassification, parallel.model).output_layer_name
     parameters = parallel.named_parameters()  # of this rank
-    with torch.no_grad():
-        if (weight := parameters.get(f"{name}.weight")) is not None:
-            weight.mul_(scale)
-        if (bias := parameters.get(f"{name}.bias")) is not None:
-            bias.sub_(float(centre)).mul_(scale).add_(mean)
+    if (weight := parameters.get(f"{name}.weight")) is not None:
+        weight.mul_(scale)
+    if (bias := parameters.get(f"{name}.bias")) is not None:
+        bias.sub_(float(centre)).mul_(scale).add_(mean)
     parallel.write_back()
     text = (
         f"note: {weights} was fitted to other numbers: its outputs are {centre:.4g} ± "
