@@ -101,7 +101,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_device(findings, runtime, processes)
         options = PROGRAMS[name].task_options(args)
         # Of the first fold, if there are several.
-        run = next(iter(open_runs(single, options, runtime).values()))
+        run = next(iter(open_runs(single, options, runtime, findings.decide_start).values()))
         loader = config.loader
         if "global_batch_size" in config.chosen_by_rule:
             loader = loader_of(config, run.values.loader.global_batch_size)

@@ -84,7 +84,12 @@ def read_progress(folder: Path, prefix: str) -> Progress:
 
 
 def check_same_run(
-    folder: ModelFolder, progress: Progress, record: RunRecord, tokenizer: Tokenizer, is_own: bool
+    folder: ModelFolder,
+    progress: Progress,
+    record: RunRecord,
+    tokenizer: Tokenizer,
+    is_own: bool,
+    world_size: int,
 ) -> None:
     """Raises UserError if the checkpoint `folder` is of another run, or of a finished run with
     other settings.
@@ -92,6 +97,7 @@ def check_same_run(
     record: of the run that resumes it.
     tokenizer: of its model.
     is_own: whether the checkpoint is in the folder of the run.
+    world_size: processes of the run.
     """
     casing = Casing.of(folder.tokenizer_settings)
     where, ways_out = f"checkpoint {folder}", WAYS_OUT
@@ -118,6 +124,7 @@ def check_same_run(
             f"{ways_out}"
         )
     check_length(where, progress, record.hyperparameters, ways_out)
+    check_same_batch(folder, progress, record, world_size)
 
 
 def check_length(

@@ -2,11 +2,11 @@
 that it resumes.
 
 `find_start` opens the folders that the flags name, before the model is chosen. The model's name
-gives the run's own folder, in which `resolve_start` decides, once that is locked.
+gives the run's own folder; once that is locked, `decide_start` decides, for all of the run.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.identity import RANDOM
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.progress import read_progress
-from bert_recipe.config import StartConfig, is_step
+from bert_recipe.checkpoint.progress import Progress, read_progress
+from bert_recipe.checkpoint.run_folder import RunFolder
+from bert_recipe.config import RunConfig, StartConfig, is_step
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
 from bert_recipe.utils.progress import print_line
@@ -33,11 +34,10 @@ def on_this_process(function: Callable[[], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Verified folders, or None.
+class NamedStart:
+    """The verified folders that the flags name, or None.
 
     named: --from-checkpoint of this run, which for one of several seeds is in a folder of its own.
-    resumes: whether it takes over more than weights; a benchmark does not.
     checkpoint: to resume.
     weights: the starting weights.
     problem: why there are none, which is an error unless a checkpoint is resumed.
@@ -45,56 +45,18 @@ class Start:
 
     config: StartConfig = field(default_factory=StartConfig)
     named: Path | None = None
-    resumes: bool = True
     checkpoint: ModelFolder | None = None
     weights: ModelFolder | None = None
     problem: str | None = None
 
     @property
     def folders(self) -> list[ModelFolder]:
-        """The model folders that the flags name, first the one to start from."""
         return [folder for folder in (self.checkpoint, self.weights) if folder is not None]
 
     @property
     def folder(self) -> ModelFolder | None:
-        """The model folder whose weights are loaded."""
+        """The model folder whose weights are loaded, unless the run's own folder has newer ones."""
         return self.checkpoint or self.weights
-
-    def weights_digest(self) -> str | None:
-        """What identifies the starting weights: their digest, RANDOM without any, or None if they
-        are not known, because a resumed run has lost their folder.
-        """
-        if self.weights is not None:
-            return self.weights.weights_digest
-        return RANDOM if self.problem is None else None
-
-    def sharing(self, folders: dict[Path, ModelFolder]) -> "Start":
-        """The same start with the model folders that other starts have opened, so that each is read
-        once. folders: those, by path; the ones of this start are added.
-        """
-
-        def shared(folder: ModelFolder | None) -> ModelFolder | None:
-            return None if folder is None else folders.setdefault(folder.path, folder)
-
-        return replace(self, checkpoint=shared(self.checkpoint), weights=shared(self.weights))
-
-    def for_benchmark(self) -> "Start":
-        """The same weights for a run that resumes nothing: no step, optimizer or data position."""
-        return replace(
-            self,
-            named=None,
-            resumes=False,
-            checkpoint=None,
-            weights=self.folder,
-            problem=None if self.checkpoint else self.problem,
-        )
-
-    def open(self, path: Path) -> ModelFolder:
-        """The model folder at `path`, which is not opened again if it is one of these."""
-        for folder in self.folders:
-            if folder.path == path:
-                return folder
-        return ModelFolder(path)
 
 
 class StartKind(Enum):
@@ -108,10 +70,37 @@ class StartKind(Enum):
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where a run starts: what it takes over, and from which folder, None for random weights."""
+    """Where a run starts: what it takes over, and from which folder.
 
-    kind: StartKind
-    folder: Path | None = None
+    source: whose weights are loaded; None for random ones.
+    weights: the starting weights of the run, which one that is resumed does not load again; None
+        for random ones, and if that run has lost their folder, as `problem` says.
+    progress: of `source`, where its updates are taken over.
+    """
+
+    kind: StartKind = StartKind.RANDOM
+    source: ModelFolder | None = None
+    weights: ModelFolder | None = None
+    progress: Progress | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of_weights(cls, weights: ModelFolder | None) -> "StartPoint":
+        """Of a run that takes over weights alone, random ones without any."""
+        return cls(StartKind.WEIGHTS if weights else StartKind.RANDOM, weights, weights)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the run began, now or when it was started first, with random weights."""
+        return self.weights is None and self.problem is None
+
+    def weights_digest(self) -> str | None:
+        """What identifies the starting weights: their digest, RANDOM without any, or None if they
+        are not known.
+        """
+        if self.weights is not None:
+            return self.weights.weights_digest
+        return RANDOM if self.is_random else None
 
 
 def named_folders(config: StartConfig, seed_name: str = "") -> tuple[Path | None, Path | None]:
@@ -134,8 +123,9 @@ def find_start(
     config: StartConfig,
     on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
     with_state: bool = True,
-    seed_name: str = "",
-) -> Start:
+    folders: tuple[Path | None, Path | None] | None = None,
+    open_folder: Callable[[Path], ModelFolder] = ModelFolder,
+) -> NamedStart:
     """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to
     resume cannot be used.
 
@@ -143,9 +133,10 @@ def find_start(
     with_state: whether a checkpoint is resumed, not only its model used, of which
         `--last-step-of-checkpoint auto` is the run's best model, or its newest checkpoint if it
         keeps no best one.
-    seed_name: see `named_folders`.
+    folders: of one of several runs, see `named_folders`.
+    open_folder: makes the model folder at a path, or gives one that another run has opened.
     """
-    named, phase1 = named_folders(config, seed_name)
+    named, phase1 = folders or named_folders(config)
     source = phase1 or config.from_pretrained_params
     if not with_state and config.last_step_of_checkpoint == "auto":
         named, source = None, named
@@ -164,77 +155,104 @@ def find_start(
         paths = [None if path is None else str(path) for path in (checkpoint, weights)]
         return [*paths, problem]
 
-    checkpoint, weights, problem = on_main(find)
+    *paths, problem = on_main(find)
+    checkpoint, weights = (path and open_folder(Path(path)) for path in paths)
     if problem is not None and checkpoint is None and not config.resume:
         raise UserError(problem)
-    return Start(
-        config,
-        named,
-        checkpoint=None if checkpoint is None else ModelFolder(checkpoint),
-        weights=None if weights is None else ModelFolder(weights),
-        problem=problem,
-    )
+    return NamedStart(config, named, checkpoint, weights, problem)
 
 
 def no_log(_text: str) -> None:
     pass
 
 
-def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
-    """Where a run starts that keeps its checkpoints in `folder`.
+def decide_start(named: NamedStart, folder: RunFolder, settings: RunConfig) -> StartPoint:
+    """Where a run starts that keeps its checkpoints in `folder`, on all ranks. Locks the folder if
+    it exists, unless the run is a benchmark, which takes over the weights alone: no step, optimizer
+    or data position.
 
     --resume-from-checkpoint, or --from-checkpoint with the run's own folder and step `auto`: the
     newest valid checkpoint in `folder`, else the checkpoint that the flags name.
 
     Otherwise: the checkpoint that the flags name. Newer ones in `folder`, which the run would
-    replace, are an error if it saves.
+    replace, are an error.
 
     Without any checkpoint: the weights that the flags name, or random ones. With --overwrite none
     of the checkpoints in `folder` counts: the run removes them once it has started.
 
-    start: what the flags name.
-    folder: locked if the run saves.
-    saves: whether the run will save to `folder`.
+    named: what the flags name.
     """
-    is_own_folder = start.named is not None and is_same_path(start.named, folder)
-    takes_newest = is_own_folder and start.config.last_step_of_checkpoint == "auto"
-    overwrites = start.config.overwrite
-    named = None if start.checkpoint is None else start.checkpoint.path
-    if overwrites and named is not None and is_same_path(named.parent, folder):
-        if not takes_newest:
-            raise UserError(
-                f"--overwrite would remove {named}, which is to be resumed: choose another "
-                f"--output-dir"
-            )
-        named = None
-    named_step = step_in(folder, named)  # newer checkpoints are those after it
-    if (start.resumes and start.config.resume) or takes_newest:
+    resumes = not settings.trainer.benchmark
+
+    def find() -> str | None:
+        checkpoint = None if named.checkpoint is None else named.checkpoint.path
+        if resumes:
+            folder.lock_if_there()
+            checkpoint = choose_checkpoint(named, folder.path)
+        if checkpoint is None:
+            check_weights(named)
+        return None if checkpoint is None else str(checkpoint)
+
+    path = folder.distributed.on_main(find)
+    source = named.weights
+    if path is not None:
+        source = named.checkpoint
+        if source is None or source.path != Path(path):
+            source = ModelFolder(path)
+    if source is None:
+        return StartPoint()
+    folder.check_shared(source.path)
+    if not resumes:
+        return StartPoint.of_weights(source)
+    kind = StartKind.RESUMED
+    if path is None:
+        kind = StartKind.NEXT_PHASE if named.config.lr_rewarmup else StartKind.WEIGHTS
+    progress = None
+    if kind is not StartKind.WEIGHTS:
+        progress = read_progress(source.path, settings.prefix)
+    return StartPoint(kind, source, named.weights, progress, named.problem)
+
+
+def choose_checkpoint(named: NamedStart, folder: Path) -> Path | None:
+    """The checkpoint that is resumed, see `decide_start`; None without one."""
+    config = named.config
+    given = None if named.checkpoint is None else named.checkpoint.path
+    is_own_folder = named.named is not None and is_same_path(named.named, folder)
+    takes_newest = is_own_folder and config.last_step_of_checkpoint == "auto"
+    if config.overwrite:
+        if given is not None and is_same_path(given.parent, folder):
+            if not takes_newest:
+                raise UserError(
+                    f"--overwrite would remove {given}, which is to be resumed: choose another "
+                    f"--output-dir"
+                )
+            given = None
+    elif config.resume or takes_newest:
         log = no_log if is_own_folder else print_line  # `find_start` has warned of damaged ones
-        newest = None if overwrites else newest_checkpoint(folder, log, named_step)
-        checkpoint = newest or named
-        if checkpoint is None and not overwrites:
+        given = newest_checkpoint(folder, log, step_in(folder, given)) or given
+        if given is None:
             refuse_damaged(folder)
             print_line(f"no checkpoint in {folder} yet: starting at step 1")
-    else:
-        checkpoint = named
-        if saves and not overwrites:
-            refuse_newer(folder, named_step)
-    if checkpoint is not None:
-        return StartPoint(StartKind.RESUMED, checkpoint)
-    if start.named is not None and not is_own_folder:
+    elif (newest := newest_checkpoint(folder, no_log, step_in(folder, given))) is not None:
         raise UserError(
-            f"--from-checkpoint {start.named} holds no checkpoint: check the path "
+            f"{folder} already holds step {newest.name}: add --resume-from-checkpoint to resume "
+            f"from it (instead of --from-checkpoint), or --overwrite to start again, or choose "
+            f"another --output-dir"
+        )
+    if given is None and named.named is not None and not is_own_folder:
+        raise UserError(
+            f"--from-checkpoint {named.named} holds no checkpoint: check the path "
             f"(only the run's own folder, {folder}, may be empty)"
         )
-    if start.problem is not None:
-        raise UserError(start.problem)
-    if start.weights is None:
-        return StartPoint(StartKind.RANDOM)
-    if start.config.from_phase1_final_params is not None:
-        check_phase1(start.weights, start.config.lr_rewarmup)
-    has_state = start.resumes and start.config.lr_rewarmup
-    kind = StartKind.NEXT_PHASE if has_state else StartKind.WEIGHTS
-    return StartPoint(kind, start.weights.path)
+    return given
+
+
+def check_weights(named: NamedStart) -> None:
+    """Raises UserError if the weights that the flags name cannot be started from."""
+    if named.problem is not None:
+        raise UserError(named.problem)
+    if named.weights is not None and named.config.from_phase1_final_params is not None:
+        check_phase1(named.weights, named.config.lr_rewarmup)
 
 
 def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:
@@ -259,13 +277,3 @@ def step_in(folder: Path, checkpoint: Path | None) -> int:
     if checkpoint is None or not is_same_path(checkpoint.parent, folder):
         return -1
     return int(checkpoint.name) if is_step(checkpoint.name) else -1
-
-
-def refuse_newer(folder: Path, above: int) -> None:
-    """Raises UserError if `folder` has a valid checkpoint after step `above`."""
-    if (newest := newest_checkpoint(folder, no_log, above)) is not None:
-        raise UserError(
-            f"{folder} already holds step {newest.name}: add --resume-from-checkpoint to resume "
-            f"from it (instead of --from-checkpoint), or --overwrite to start again, or choose "
-            f"another --output-dir"
-        )

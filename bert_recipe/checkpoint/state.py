@@ -6,41 +6,28 @@ that number.
 """
 
 import math
-import os
 import platform
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert_recipe.checkpoint.best import find_best, link_best, take_best
-from bert_recipe.checkpoint.folder import (
-    MODEL_FILE,
-    OPTIMIZER_SUFFIX,
-    PROBE,
-    checkpoint_steps,
-    remove_leftovers,
-    restore_replaced,
-)
-from bert_recipe.checkpoint.identity import complete_identity, overwrite
+from bert_recipe.checkpoint.folder import MODEL_FILE, OPTIMIZER_SUFFIX
+from bert_recipe.checkpoint.identity import complete_identity
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import (
     ADVICE,
     FLOAT32_LINEAR,
     Progress,
     changes_since,
-    check_same_batch,
-    read_progress,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from bert_recipe.checkpoint.spans import training_spans
-from bert_recipe.checkpoint.start import StartKind, resolve_start
+from bert_recipe.checkpoint.start import StartKind
 from bert_recipe.checkpoint.trained import SavedLossScale, SavedRun, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
     check_loaded,
@@ -53,12 +40,6 @@ from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import (
-    FolderLock,
-    lock_folder,
-    temporary_path,
-    write_atomically,
-)
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_line
 
@@ -106,11 +87,9 @@ class TrainState:
         self.start_encoder(0)
         self.head_losses: list[float] = []
         self.pooler: dict[str, Tensor] = {}
-        # Those that chose the best step, see best.py, and where that is, on the main process.
+        # Those that chose the best step, see best.py.
         self.evaluations: list[JsonObject] = []
         self.best_step: int | None = None
-        self.best_folder: Path | None = None
-        self.lock: FolderLock | None = None  # of the folder of steps
         # Whether the files of the data are not those of the restored checkpoint.
         self.data_may_differ = False
 
@@ -206,64 +185,26 @@ class TrainState:
         return asdict(progress)
 
     def restore(self) -> None:
-        """Restores a checkpoint, loads weights, or does nothing, as the start of the run says. Its
-        folder, if there is one and the run saves, is locked and must not belong to another run.
-        """
-        kind, folder = self._resolve_start()
-        if folder is None:
-            pass  # the weights stay random
-        elif kind is StartKind.WEIGHTS:
-            self.load_weights(folder)
-            check_loaded(self.parallel, folder, self.distributed)
+        """Restores a checkpoint, loads weights, or does nothing, as the start of the run says."""
+        start = self.run.start
+        if start.source is None:
+            return  # the weights stay random
+        if start.progress is None:
+            self.load_weights(start.source)
+            check_loaded(self.parallel, start.source, self.distributed)
+        elif start.kind is StartKind.RESUMED:
+            self._resume(start.source, start.progress)
         else:
-            progress = read_progress(folder.path, self.prefix)
-            if kind is StartKind.RESUMED:
-                self._resume(folder, progress)
-            else:
-                self._continue_with_warmup(folder, progress)
-
-    def _resolve_start(self) -> tuple[StartKind, ModelFolder | None]:
-        """What the run takes over, and from which folder, which all ranks see; None for random
-        weights. Locks the run's own folder and checks it.
-        """
-        run, start = self.run, self.run.start
-
-        def prepare() -> tuple[str, str | None]:
-            if run.saves and run.folder.is_dir():
-                self.lock = lock_folder(run.folder)
-                restore_replaced(run.folder)
-            point = resolve_start(start, run.folder, run.saves)
-            return point.kind.name, None if point.folder is None else str(point.folder)
-
-        kind, path = self.distributed.on_main(prepare)
-        self._check_shared([] if path is None else [path])
-        return StartKind[kind], None if path is None else start.open(Path(path))
-
-    def _check_shared(self, paths: list[str]) -> None:
-        """Raises UserError on the main process unless all ranks see the paths."""
-        unseen_by = self.distributed.all_reduce_sum([not Path(path).exists() for path in paths])
-
-        def check() -> None:
-            for path, count in zip(paths, unseen_by, strict=True):
-                if count:
-                    processes = f"{int(count)} of the {self.distributed.world_size} processes"
-                    advice = "checkpoints must be on storage that all machines share"
-                    raise UserError(f"{path} cannot be read by {processes}: {advice}")
-
-        self.distributed.on_main(check)
+            self._continue_with_warmup(start.source, start.progress)
 
     def _resume(self, folder: ModelFolder, progress: Progress) -> None:
         """Resumes from a checkpoint of this run: weights, optimizer, schedule, loss scale and data
-        position. Raises UserError if it is of another run.
+        position.
         """
-        self.run.check_resumed(folder, progress)
-        check_same_batch(folder, progress, self.record, self.distributed.world_size)
         for note in changes_since(progress, self.record, self.versions):
             self._log(note)
         self.identity = complete_identity(self.identity, progress.identity)
         self.evaluations, self.best_step = progress.evaluations, progress.best_step
-        if self.best_step is not None:
-            self._find_best(folder, self.best_step)
         self.data_may_differ = progress.data_files != self.record.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed = progress.samples_consumed
@@ -275,17 +216,6 @@ class TrainState:
         self._log(
             f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
         )
-
-    def _find_best(self, resumed: ModelFolder, step: int) -> None:
-        """Raises UserError if the best model of the resumed run is gone, or damaged."""
-
-        def find() -> None:
-            places = [resumed.path.parent]
-            if not self.run.start.config.overwrite:
-                places.insert(0, self.run.folder)
-            self.best_folder = find_best(places, step)
-
-        self.distributed.on_main(find)
 
     def _continue_with_warmup(self, folder: ModelFolder, progress: Progress) -> None:
         """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
@@ -354,67 +284,6 @@ class TrainState:
         device = next(iter(self.parallel.named_parameters().values())).device
         self.pooler = unused_pooler(self.model, folder.tensors, device)
         load_weights(self.parallel, folder, self._log)
-
-    def claim_folder(self) -> None:
-        """Before the first step: creates and locks the folder of this run, and with --overwrite
-        removes another run from it. Raises UserError, without a change of the folder, if another
-        run has it, or if ranks do not see it.
-        """
-        folder, start = self.run.folder, self.run.start
-
-        def lock() -> str:
-            if self.lock is None:  # there was no folder when the run chose its start
-                self.lock = lock_folder(folder)
-                if checkpoint_steps(folder):
-                    raise UserError(
-                        f"{folder} has checkpoints of another run, which was started at the same "
-                        f"moment: rerun the same command"
-                    )
-            probe = temporary_path(folder / PROBE)
-            write_atomically(probe, b"\0")  # so that a disk that is full is found now
-            return str(probe)
-
-        def claim() -> None:
-            if start.config.overwrite:
-                overwrite(folder, self.run.result_files, start.weights)
-            if self.best_folder is not None:
-                take_best(self.best_folder, folder / str(self.best_step))
-            link_best(folder, self.best_step)
-
-        probe = self.distributed.on_main(lock)  # a file that all ranks must see
-        try:
-            self._check_shared([probe])
-        finally:
-            self.distributed.on_main(partial(remove_leftovers, folder))
-        self.distributed.on_main(claim)
-
-    def current_folder(self) -> Path:
-        """Where the run's folder of steps is now, which somebody may have renamed; if it was
-        removed, a new folder beside it. For the ranks that write.
-        """
-
-        def find() -> str:
-            folder = self.run.folder if self.lock is None else self.lock.current_path()
-            if folder is None:
-                name = f"{self.run.folder.name}-removed-{os.getpid()}"
-                folder = self.run.folder.with_name(name)
-                folder.mkdir(parents=True, exist_ok=True)
-            return str(folder)
-
-        if self.parallel.shard_group is None:
-            # Only the main process writes, perhaps because another one has failed.
-            return Path(find())
-        return Path(self.distributed.on_main(find))
-
-    def keep_lock(self) -> AbstractContextManager[object]:
-        """The lock of the run's folder, for a caller who outlives this state. `close` leaves it."""
-        lock, self.lock = self.lock, None
-        return nullcontext() if lock is None else closing(lock)
-
-    def close(self) -> None:
-        """Unlocks the run's folder, for the end of the run. The garbage collector can be late."""
-        if self.lock is not None:
-            self.lock.close()
 
     def _log(self, text: str) -> None:
         if self.distributed.is_main:

@@ -1,17 +1,14 @@
 """What checkpoints need of the parts of a run, which are made in layers above this one."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_card import ModelParts
-from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.checkpoint.record import RunRecord
-from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.start import StartPoint
 from bert_recipe.config import RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
 
@@ -42,8 +39,6 @@ class TrainedModel(Protocol):
 class SavedRun(Protocol):
     """A run; see training.run.Run.
 
-    folder: of its steps.
-    saves: whether it writes to that; a benchmark does not.
     parts: of its model folders.
     """
 
@@ -51,24 +46,13 @@ class SavedRun(Protocol):
     def settings(self) -> RunConfig: ...
 
     @property
-    def folder(self) -> Path: ...
-
-    @property
-    def start(self) -> Start: ...
+    def start(self) -> StartPoint: ...
 
     @property
     def record(self) -> RunRecord: ...
 
     @property
     def parts(self) -> ModelParts: ...
-
-    @property
-    def result_files(self) -> tuple[str, ...]: ...
-
-    @property
-    def saves(self) -> bool: ...
-
-    def check_resumed(self, folder: ModelFolder, progress: Progress, /) -> None: ...
 
 
 class StateSpec(Protocol):

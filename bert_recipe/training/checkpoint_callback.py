@@ -4,6 +4,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ class Checkpoints(Callback):
         self.first_step = state.step
         self.last_step = run.last_step(state.step)
         sharded = state.parallel.shard_group is not None
-        self.writer = CheckpointWriter(run.folder, runtime.distributed, sharded, config.keep_every)
+        self.writer = CheckpointWriter(
+            run.folder.path, runtime.distributed, sharded, config.keep_every
+        )
         self.saved: tuple[int, int] | None = self._content()
 
     def claim(self) -> None:
-        self.state.claim_folder()
-        prune = partial(self.writer.prune, self.run.folder, self.state.step)
+        self.run.claim_folder(self.state.best_step)
+        prune = partial(self.writer.prune, self.run.folder.path, self.state.step)
         self.runtime.distributed.on_main(prune)
 
     def wants_stop(self) -> bool:
@@ -57,8 +60,15 @@ class Checkpoints(Callback):
         self.state.read_clock()
         if self.writer.is_writer:
             self.writer.finish()  # before the folder is looked for, which may go away meanwhile
-            self.writer.move_to(self.state.current_folder())
+            self.writer.move_to(self._path_to_write())
             self.writer.write(self.state.capture())
+
+    def _path_to_write(self) -> Path:
+        folder = self.run.folder
+        if self.state.parallel.shard_group is None:
+            # Only the main process writes, perhaps because another one has failed.
+            return folder.path_to_write()
+        return Path(self.runtime.distributed.on_main(lambda: str(folder.path_to_write())))
 
     def _content(self) -> tuple[int, int]:
         """What tells two checkpoints of this process apart: updates and evaluations."""
@@ -69,8 +79,7 @@ class Checkpoints(Callback):
 
     def folder_moved(self) -> bool:
         """Whether the run's folder is not the one that it locked, on the main process."""
-        lock = self.state.lock
-        return lock is not None and lock.current_path() != self.run.folder
+        return self.run.folder.current_path() != self.run.folder.path
 
     def check_replicas(self) -> None:
         """Warns if ranks that hold the same rows have different weights. Raises UserError on all
@@ -131,7 +140,7 @@ class Checkpoints(Callback):
 
     def finish(self, stopped_by: int | None, final_loss: float | None) -> None:
         self.writer.wait()
-        state, folder = self.state, self.run.folder
+        state, folder = self.state, self.run.folder.path
         if self.writer.parent != folder:
             raise UserError(
                 f"{folder} was renamed or removed while this run used it: step {state.step} is "

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from bert_recipe.checkpoint.folder import checkpoint_steps
-from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.run_folder import RunFolder
+from bert_recipe.checkpoint.start import NamedStart, StartPoint, decide_start
 from bert_recipe.checkpoint.weights import has_head
 from bert_recipe.checkpoint.writer import KEPT_CHECKPOINTS
 from bert_recipe.config import OptimizerConfig, RunConfig, ScheduleConfig
@@ -73,6 +74,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.num_wrong = 0
+        self.may_start = False  # see decide_start
 
     def report(self, level: str, text: str) -> None:
         """level: ok, warning or wrong."""
@@ -90,6 +92,16 @@ class Findings:
             yield
         except UserError as error:
             self.report("wrong", str(error))
+
+    def decide_start(self, named: NamedStart, folder: RunFolder, settings: RunConfig) -> StartPoint:
+        """Where a run starts; if that is refused, which is reported, the weights that the flags
+        name.
+        """
+        with self.check():
+            start = decide_start(named, folder, settings)
+            self.may_start = True
+            return start
+        return StartPoint.of_weights(named.folder)
 
 
 def check_packages(findings: Findings, config: RunConfig) -> None:
@@ -136,7 +148,7 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
 
 def check_disk(findings: Findings, run: Run) -> None:
     """Checks that the run's folder is writable and has space for its checkpoints."""
-    folder = run.folder
+    folder = run.folder.path
     size = CHECKPOINT_BYTES * num_parameters(run.make_model())
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
@@ -244,8 +256,10 @@ def sample_indices(run: Run, count: int) -> np.ndarray:
 
 def check_folder(findings: Findings, run: Run) -> None:
     """Checks that the run may write to its folder, and reports where it starts."""
-    start = run.check_folder().folder or "random weights"
-    findings.report("ok", f"starts from {start}; writes to {run.folder}")
+    run.check_start()
+    if findings.may_start:  # else that is reported
+        start = run.start.source or "random weights"
+        findings.report("ok", f"starts from {start}; writes to {run.folder}")
 
 
 def train(
@@ -298,7 +312,7 @@ def check_overfitting(findings: Findings, run: Run, runtime: Runtime) -> None:
     if isinstance(options, LearningOptions):  # a smoothed loss does not come near 0
         task = replace(cast(Any, task), options=replace(options, label_smoothing=0.0))
     data = replace(run.data, choice=choice, task=task)
-    run = replace(run, start=Start(), data=data, settings=settings, values=values)
+    run = replace(run, start=StartPoint(), data=data, settings=settings, values=values)
     batch = batch_of(run, count, count)
     what = f"{count} samples"
     is_masked = "mlm_positions" in batch.micro_batches[0]
@@ -365,9 +379,8 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
         return
     weights = run.start.weights
     batch = batch_of(run, measured, min(loader.batch_size, measured))
-    losses, metrics = train(
-        replace(run, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch)
-    )
+    trial = replace(run, start=StartPoint.of_weights(weights))
+    losses, metrics = train(trial, runtime, 3, itertools.repeat(batch))
 
     optimizer = metrics["optimizer_ms"] / 1e3
     measured = len(batch.lengths)  # fewer, if the data set is small

@@ -3,13 +3,12 @@ that is resumed, else those of the rule in config/fine_tuning_defaults.py.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
-from bert_recipe.checkpoint.record import read_record
-from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.start import StartKind, StartPoint
 from bert_recipe.config import LoaderConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.config.fine_tuning_defaults import BY_RULE, LARGEST_BATCH, fine_tuning_defaults
@@ -91,22 +90,22 @@ def given_settings(settings: RunConfig) -> ChosenSettings:
 
 
 def choose_settings(
-    settings: RunConfig, data: TaskData, starts: Mapping[str, Start], runtime: Runtime
+    settings: RunConfig, data: TaskData, starts: Sequence[StartPoint], runtime: Runtime
 ) -> ChosenSettings:
     """The settings of all runs of a command, and a line on those that no flag gives.
 
     data: of the first run.
-    starts: of each run, by its subfolder.
+    starts: of each run.
     """
     given, chosen = given_settings(settings), settings.chosen_by_rule
     if data.task.defaults_kind is None:
         return given
     task = cast(FineTuningTask, data.task)
-    recorded = runtime.distributed.on_main(lambda: recorded_settings(settings, data, starts))
+    recorded = recorded_settings(starts)
     config = data.choice.config
     width, num_labels = config.hidden_size, len(config.labels)
     optimizer = settings.optimizer.name
-    is_random = all(start.folder is None for start in starts.values())
+    is_random = all(start.is_random for start in starts)
     rule = fine_tuning_defaults(
         task.defaults_kind, width, optimizer, data.num_rows, is_random, num_labels
     )
@@ -147,20 +146,13 @@ def choose_settings(
     return ChosenSettings(rate, warmup, epochs, max_steps, loader, limits_epochs)
 
 
-def recorded_settings(
-    settings: RunConfig, data: TaskData, starts: Mapping[str, Start]
-) -> JsonObject:
-    """The hyperparameters of the first run that will be resumed, by name; {} if none is, or
-    if it was no training.
+def recorded_settings(starts: Sequence[StartPoint]) -> JsonObject:
+    """The hyperparameters of the first run that is resumed, by name; {} if none is, or if it was no
+    training.
     """
-    if settings.start.overwrite:
-        return {}
-    folder = settings.trainer.checkpoint_folder / data.choice.name / data.task.name
-    for name, start in starts.items():
-        if start.checkpoint is None and not settings.start.resume:
-            continue
-        source = folder / name if start.checkpoint is None else start.checkpoint.path
-        recorded = read_record(source).hyperparameters
-        if recorded.get(RATE) is not None and GLOBAL_BATCH in recorded:
-            return recorded
+    for start in starts:
+        if start.kind is StartKind.RESUMED and start.progress is not None:
+            recorded = start.progress.hyperparameters
+            if recorded.get(RATE) is not None and GLOBAL_BATCH in recorded:
+                return recorded
     return {}

@@ -3,7 +3,6 @@ is saved, scored and predicts.
 """
 
 import time
-from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
-from bert_recipe.checkpoint.folder import MODEL_FILE, checkpoint_steps, is_valid
-from bert_recipe.checkpoint.identity import overwrite
+from bert_recipe.checkpoint.folder import MODEL_FILE
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.progress import Progress, read_progress
+from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.checkpoint.rows import TensorRows
+from bert_recipe.checkpoint.start import StartKind
 from bert_recipe.checkpoint.weights import check_loaded, checkpoint_shapes
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -32,7 +31,7 @@ from bert_recipe.training.run import Run
 from bert_recipe.training.setup import DIGITS
 from bert_recipe.training.workflow import remove_summary
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import lock_folder, remove, write_atomically
+from bert_recipe.utils.files import remove, write_atomically
 
 STEP = 1  # the name of the model's folder, as of a run of one update
 
@@ -46,58 +45,44 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     source = run.start.weights
     if source is None:
         raise UserError(run.start.problem or "there is no encoder: give --init-checkpoint")
-    folder = run.folder
+    folder = run.folder.path
     task = cast(ClassificationTask, run.task)
     config = run.data.choice.config
-    with closing(lock_folder(folder)):
-        # First what may fail, so that --overwrite removes nothing before the fit can start.
-        parallel = load_fine_tuned(task.head, config, source, runtime, run.settings.parallel)
-        check_loaded(parallel, source, runtime.distributed)
-        calibration = check_earlier_fit(run)
-        runtime.reporter.start(folder, STEP)
-        log_settings(run, source, runtime)
-        remove_earlier_fit(run, source)
-        remove_summary(folder)
-        frozen = fit(run, parallel, runtime)
-        parts = replace(run.parts, files=frozen.files(task.max_seq_length))
-        architecture, config, tensors = with_classifier(parallel.model, frozen)
-        checkpoint = make_checkpoint(run, architecture, config, tensors, parts)
-        writer = CheckpointWriter(folder, runtime.distributed)
-        writer.write(checkpoint)
-        writer.wait()
-        if calibration is not None:
-            write_atomically(folder / str(STEP) / CALIBRATION_FILE, calibration)
-        fitted = replace(task, frozen=frozen)
-        sets = list(run.data.sets)
-        model = folder / str(STEP)
-        scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime, model)
-        if scores:
-            card = card_of(architecture, config, run.record, parts, STEP, only_numbers(scores))
-            write_card(model, card)
+    # First what may fail, so that --overwrite removes nothing before the fit can start.
+    parallel = load_fine_tuned(task.head, config, source, runtime, run.settings.parallel)
+    check_loaded(parallel, source, runtime.distributed)
+    calibration = earlier_calibration(run)
+    runtime.reporter.start(folder, STEP)
+    log_settings(run, source, runtime)
+    run.claim_folder()
+    for name in (*run.result_files, str(STEP)):
+        remove(folder / name)
+    remove_summary(folder)
+    frozen = fit(run, parallel, runtime)
+    parts = replace(run.parts, files=frozen.files(task.max_seq_length))
+    architecture, config, tensors = with_classifier(parallel.model, frozen)
+    checkpoint = make_checkpoint(run, architecture, config, tensors, parts)
+    writer = CheckpointWriter(folder, runtime.distributed)
+    writer.write(checkpoint)
+    writer.wait()
+    if calibration is not None:
+        write_atomically(folder / str(STEP) / CALIBRATION_FILE, calibration)
+    fitted = replace(task, frozen=frozen)
+    sets = list(run.data.sets)
+    model = folder / str(STEP)
+    scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime, model)
+    if scores:
+        card = card_of(architecture, config, run.record, parts, STEP, only_numbers(scores))
+        write_card(model, card)
     return scores, 0
 
 
-def check_earlier_fit(run: Run) -> bytes | None:
-    """Returns the calibration of an earlier fit, since the same fit gives the same model. Raises
-    UserError if the folder has another run, unless that is to be removed.
-    """
-    steps = checkpoint_steps(run.folder)
-    if run.start.config.overwrite or not steps:
+def earlier_calibration(run: Run) -> bytes | None:
+    """The calibration of an earlier fit, since the same fit gives the same model."""
+    if run.start.kind is not StartKind.RESUMED or run.start.source is None:
         return None
-    fitted = ModelFolder(run.folder / str(steps[-1]))
-    if not is_valid(fitted.path):
-        return None
-    run.check_resumed(fitted, read_progress(fitted.path, run.settings.prefix))
-    path = fitted.path / CALIBRATION_FILE
+    path = run.start.source.path / CALIBRATION_FILE
     return path.read_bytes() if path.is_file() else None
-
-
-def remove_earlier_fit(run: Run, source: ModelFolder) -> None:
-    """Removes the results of an earlier fit, or with --overwrite another run."""
-    if run.start.config.overwrite:
-        overwrite(run.folder, run.result_files, source)
-    for name in (*run.result_files, str(STEP)):
-        remove(run.folder / name)
 
 
 def log_settings(run: Run, source: ModelFolder, runtime: Runtime) -> None:
@@ -124,7 +109,7 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     text = (
         f"logistic regression on the vectors of {len(labels):,} texts: "
         f"{seconds['vector_seconds']:.1f} s for the vectors, {seconds['fit_seconds']:.1f} s for "
-        f"the fit; model in {run.folder / str(STEP)}"
+        f"the fit; model in {run.folder.path / str(STEP)}"
     )
     runtime.reporter.log((), seconds, text)
     return frozen

@@ -3,7 +3,6 @@ checkpoints, logs and everything else that flags give.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -11,7 +10,7 @@ from typing import Any, NoReturn, cast
 from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_choice import ModelChoice
-from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.start import NamedStart, decide_start
 from bert_recipe.config import CUSTOM, FINE_TUNING, RunConfig
 from bert_recipe.config.arguments import make_run_config, parse_run_arguments, run_flags
 from bert_recipe.data_loading.loader import StreamDataset
@@ -21,7 +20,7 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Number, SeparableTask, Task, TaskData
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.training.chosen_settings import given_settings
-from bert_recipe.training.plan import make_run
+from bert_recipe.training.plan import folders_of, make_run
 from bert_recipe.training.setup import build_trainer, open_report, start_runtime
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.training.workflow import train as train_run
@@ -109,7 +108,10 @@ def make_trainer(
     choice = ModelChoice(CUSTOM, model.config, cast(Tokenizer, tokenizer))
     data = TaskData(task, choice, dataset, max_length=task.max_seq_length)
     values = given_settings(settings).values(settings, len(dataset))
-    run = make_run(settings, "", {}, Start(settings.start), data, values, runtime)
+    folder = folders_of(settings, data, [""], runtime)[""]
+    start = decide_start(NamedStart(settings.start), folder, settings)
+    run = make_run(settings, {}, folder, start, data, values, runtime)
+    run.check_start()
     return build_trainer(run, runtime, model)
 
 
@@ -136,10 +138,9 @@ def train(
     settings = make_settings(output_dir, **flags)
     with start_runtime(settings, task.name) as runtime:
         trainer = make_trainer(model, task, dataset, settings, runtime, tokenizer)
-        folder = trainer.run.folder
+        folder = trainer.run.folder.path
         open_report(settings, folder, runtime)
-        with closing(trainer.state):
-            exit_code = train_run(trainer, runtime)
+        exit_code = train_run(trainer, runtime)
     if exit_code:
         raise SystemExit(exit_code)
     return folder / str(trainer.state.step)

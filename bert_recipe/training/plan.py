@@ -2,17 +2,25 @@
 them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
-from bert_recipe.checkpoint.identity import identity_of
+from bert_recipe.checkpoint.folder import checkpoint_steps
+from bert_recipe.checkpoint.identity import identity_of, refuse_seeds
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import RunRecord
-from bert_recipe.checkpoint.start import Start, find_start, named_folders
+from bert_recipe.checkpoint.run_folder import RunFolder
+from bert_recipe.checkpoint.start import (
+    NamedStart,
+    StartPoint,
+    decide_start,
+    find_start,
+    named_folders,
+)
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.data_loading.packing import stream_sizes
@@ -22,27 +30,39 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
 from bert_recipe.training.run import Run, TrainingValues
+from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 
 
-def open_runs(settings: RunConfig, options: TaskOptions, runtime: Runtime) -> dict[str, Run]:
+def open_runs(
+    settings: RunConfig,
+    options: TaskOptions,
+    runtime: Runtime,
+    decide: Callable[[NamedStart, RunFolder, RunConfig], StartPoint] = decide_start,
+) -> dict[str, Run]:
     """The runs of a command by their subfolder: those of seeds or folds; "" if it is alone. The
-    data that seeds share is opened once.
+    data that seeds share is opened once. decide: where each starts.
     """
     members = members_of(settings, options)
-    starts = find_starts(settings, list(members), runtime)
-    folder = next(iter(starts.values())).folder
-    choice = choose_model(settings.model, folder)
-    runs = {}
-    opened = chosen = None
+    named = find_starts(settings, list(members), runtime)
+    model_folder = next(iter(named.values())).folder
+    choice = choose_model(settings.model, model_folder)
+    for start in named.values():
+        for folder in start.folders:
+            check_same_kind(folder, choice)
+    runs: dict[str, Run] = {}
+    opened = None
     for name, (fold, arguments) in members.items():
         if fold != opened:
-            data = options.open(choice, folder, settings, runtime, fold)
+            data = options.open(choice, model_folder, settings, runtime, fold)
             opened = fold
-        if chosen is None:
-            chosen = choose_settings(settings, data, starts, runtime)
+        if not runs:
+            folders = folders_of(settings, data, list(members), runtime)
+            starts = {name: decide(named[name], folders[name], settings) for name in members}
+            chosen = choose_settings(settings, data, list(starts.values()), runtime)
         values = chosen.values(settings, len(data.dataset))
-        runs[name] = make_run(settings, name, arguments, starts[name], data, values, runtime)
+        place = folders[name], starts[name]
+        runs[name] = make_run(settings, arguments, *place, data, values, runtime)
     return runs
 
 
@@ -58,44 +78,61 @@ def members_of(settings: RunConfig, options: TaskOptions) -> dict[str, tuple[int
     return {f"seed-{seed}": (0, {"seed": seed}) for seed in seeds}
 
 
-def find_starts(settings: RunConfig, names: list[str], runtime: Runtime) -> dict[str, Start]:
-    """Where each run starts, by its subfolder. Folders that runs share are opened once."""
-    starts: dict[tuple[Path | None, Path | None], Start] = {}
-    folders: dict[Path, ModelFolder] = {}
-    for name in names:
-        named = named_folders(settings.start, name)
-        if named not in starts:
-            start = find_start(settings.start, runtime.distributed.on_main, seed_name=name)
-            if settings.trainer.benchmark:
-                start = start.for_benchmark()
-            starts[named] = start.sharing(folders)
-    return {name: starts[named_folders(settings.start, name)] for name in names}
+def find_starts(settings: RunConfig, names: list[str], runtime: Runtime) -> dict[str, NamedStart]:
+    """What the flags name for each run, by its subfolder. Folders that runs share are opened
+    once.
+    """
+    find = cache(
+        partial(
+            find_start,
+            settings.start,
+            runtime.distributed.on_main,
+            open_folder=cache(ModelFolder),
+        )
+    )
+    return {name: find(folders=named_folders(settings.start, name)) for name in names}
+
+
+def folders_of(
+    settings: RunConfig, data: TaskData, names: list[str], runtime: Runtime
+) -> dict[str, RunFolder]:
+    """The folder of each run, by its subfolder. Raises UserError if there are runs of another kind
+    beside them: a single one, seeds or folds.
+    """
+    parent = settings.trainer.checkpoint_folder / data.choice.name / data.task.name
+
+    def check() -> None:
+        kind = names[0].partition("-")[0]
+        if kind and checkpoint_steps(parent):
+            raise UserError(
+                f"{parent} has a run without --num-seeds or --num-folds: choose another "
+                f"--output-dir"
+            )
+        refuse_seeds(parent, kind or None)
+
+    if not settings.trainer.benchmark:
+        runtime.distributed.on_main(check)
+    return {name: RunFolder(parent / name, runtime.distributed, runtime.locks) for name in names}
 
 
 def make_run(
     settings: RunConfig,
-    name: str,
     arguments: Mapping[str, Any],
-    start: Start,
+    folder: RunFolder,
+    start: StartPoint,
     data: TaskData,
     values: TrainingValues,
     runtime: Runtime,
 ) -> Run:
-    """A run of a command.
-
-    name: its subfolder, if there are several.
-    arguments: those whose values are not as typed.
-    """
-    for model_folder in start.folders:
-        check_same_kind(model_folder, data.choice)
+    """A run of a command. arguments: those whose values are not as typed."""
     parallel, note = choose_strategies(settings, values, data.task, runtime)
-    phase = str(Path(data.task.name, name))
+    phase = str(folder.path.relative_to(settings.trainer.checkpoint_folder / data.choice.name))
     arguments = all_arguments(settings, arguments, data.task, values) | {
         "compile": parallel.compile
     }
     return Run(
         settings,
-        settings.trainer.checkpoint_folder / data.choice.name / phase,
+        folder,
         start,
         data,
         values,
@@ -151,7 +188,7 @@ def make_record(
     settings: RunConfig,
     phase: str,
     arguments: JsonObject,
-    start: Start,
+    start: StartPoint,
     data: TaskData,
     values: TrainingValues,
     runtime: Runtime,

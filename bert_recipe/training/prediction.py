@@ -63,27 +63,26 @@ def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime
     sets = task.prediction_sets(choice.tokenizer)
     warn_of_undefined(sets, task.metric, False, runtime)
     results = config.trainer.checkpoint_folder / choice.name / task.name
-    with ExitStack() as locks:
-        digest = None
-        if not config.trainer.benchmark:
-            digest = on_main(partial(claim_results, results, folder, locks))
-        open_report(config, results, runtime)
-        settings = config.arguments.as_dict() | {
-            "SEED": config.seed,
-            "task": task.name,
-            "max_seq_length": task.max_seq_length,
-            FLOAT32_LINEAR: float32_library(),
-        }
-        if digest is not None:
-            settings["starting_weights"] = digest[:DIGITS]
-        runtime.reporter.log("PARAMETER", settings)
-        model_config = task.configure(choice.config)
-        parallel = load_fine_tuned(task.head, model_config, folder, runtime, config.parallel)
-        predict_all(config, task, parallel, sets, results, runtime, folder.path)
-        if digest is not None and runtime.distributed.is_main:
-            flags = config.arguments.tagged("result")
-            record = {"identity": {WEIGHTS: digest}, "hyperparameters": flags}
-            write_json(results / PREDICTED_BY_FILE, record)
+    digest = None
+    if not config.trainer.benchmark:
+        digest = on_main(partial(claim_results, results, folder, runtime.locks))
+    open_report(config, results, runtime)
+    settings = config.arguments.as_dict() | {
+        "SEED": config.seed,
+        "task": task.name,
+        "max_seq_length": task.max_seq_length,
+        FLOAT32_LINEAR: float32_library(),
+    }
+    if digest is not None:
+        settings["starting_weights"] = digest[:DIGITS]
+    runtime.reporter.log("PARAMETER", settings)
+    model_config = task.configure(choice.config)
+    parallel = load_fine_tuned(task.head, model_config, folder, runtime, config.parallel)
+    predict_all(config, task, parallel, sets, results, runtime, folder.path)
+    if digest is not None and runtime.distributed.is_main:
+        flags = config.arguments.tagged("result")
+        record = {"identity": {WEIGHTS: digest}, "hyperparameters": flags}
+        write_json(results / PREDICTED_BY_FILE, record)
     return 0
 
 

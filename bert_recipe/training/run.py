@@ -1,21 +1,15 @@
 """A run: all that is decided once, from the settings as they were typed, the model and the data."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import torch
 
 from bert_recipe.checkpoint.model_card import ModelParts
-from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.progress import Progress, check_same_run, read_progress
+from bert_recipe.checkpoint.progress import check_same_run
 from bert_recipe.checkpoint.record import SCORES_FILE, RunRecord
-from bert_recipe.checkpoint.start import (
-    Start,
-    StartKind,
-    StartPoint,
-    resolve_start,
-)
+from bert_recipe.checkpoint.run_folder import RunFolder
+from bert_recipe.checkpoint.start import StartKind, StartPoint
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -48,7 +42,7 @@ class Run:
 
     settings: as typed.
     folder: of its steps and results.
-    start: the model folders that the flags name.
+    start: see StartPoint.
     data: the opened task with its model and its data.
     values: see TrainingValues.
     parallel: the strategies, with what --compile auto means.
@@ -58,8 +52,8 @@ class Run:
     """
 
     settings: RunConfig
-    folder: Path
-    start: Start
+    folder: RunFolder
+    start: StartPoint
     data: TaskData
     values: TrainingValues
     parallel: ParallelConfig
@@ -103,21 +97,21 @@ class Run:
         command = self.settings.arguments.command()
         return ModelParts(choice.tokenizer, choice.name, data.max_length, data.files, command)
 
-    def check_folder(self) -> StartPoint:
-        """Where the run will start; for the main process. Raises UserError if it may not write to
-        its folder.
-        """
-        point = resolve_start(self.start, self.folder, self.saves)
-        if self.saves and point.kind is StartKind.RESUMED and point.folder is not None:
-            folder = self.start.open(point.folder)
-            self.check_resumed(folder, read_progress(folder.path, self.settings.prefix))
-        return point
+    def check_start(self) -> None:
+        """Raises UserError unless the run may go on from the checkpoint that it resumes."""
+        source, progress = self.start.source, self.start.progress
+        if self.start.kind is StartKind.RESUMED and source is not None and progress is not None:
+            tokenizer, world_size = self.data.choice.tokenizer, self.settings.world_size
+            is_own = is_same_path(source.path.parent, self.folder.path)
+            check_same_run(source, progress, self.record, tokenizer, is_own, world_size)
 
-    def check_resumed(self, folder: ModelFolder, progress: Progress) -> None:
-        """Raises UserError unless the run may go on from the checkpoint `folder`."""
-        tokenizer = self.data.choice.tokenizer
-        is_own = is_same_path(folder.path.parent, self.folder)
-        check_same_run(folder, progress, self.record, tokenizer, is_own)
+    def claim_folder(self, best_step: int | None = None) -> None:
+        """Takes the folder before the first update, see `RunFolder.claim`. best_step: of the run so
+        far.
+        """
+        overwritten = self.result_files if self.settings.start.overwrite else None
+        resumed = self.start.source if self.start.kind is StartKind.RESUMED else None
+        self.folder.claim(best_step, resumed, overwritten, self.start.weights)
 
     def last_step(self, first: int) -> int:
         """The last update of a process that starts after update `first`. Those of a benchmark do

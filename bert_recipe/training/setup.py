@@ -1,7 +1,7 @@
 """Setup shared by all programs: starts the runtime, and builds a trainer with its callbacks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -87,8 +87,9 @@ def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -
                 print_line(message)
         reporter = make_reporter(settings, distributed.is_main)
         try:
-            with float32_linear(chooses_onednn(config, device, distributed)):
-                yield Runtime(device, precision, distributed, reporter)
+            onednn = float32_linear(chooses_onednn(config, device, distributed))
+            with onednn, ExitStack() as locks:
+                yield Runtime(device, precision, distributed, reporter, locks)
         except (RuntimeError, MemoryError, OSError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -80,7 +80,7 @@ class Trainer:
         self.num_steps = self.last_step if config.benchmark else run.max_steps
         self.profile = UpdateProfile(
             config.profile_update if self.distributed.is_main else None,
-            run.folder,
+            run.folder.path,
             self.distributed.rank,
             self.device,
         )

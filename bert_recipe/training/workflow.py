@@ -13,8 +13,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from bert_recipe.checkpoint.best import BestCheckpoint
-from bert_recipe.checkpoint.folder import SEED_FOLDER, checkpoint_steps, verify_checkpoint
-from bert_recipe.checkpoint.identity import refuse_seeds
+from bert_recipe.checkpoint.folder import SEED_FOLDER, verify_checkpoint
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -84,7 +83,8 @@ def train_and_predict(
     data = next(iter(runs.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
     open_report(config, folder, runtime)
-    check_seeds(runs, runtime)
+    for run in runs.values():  # before the first begins
+        run.check_start()
     has_several = len(runs) > 1
     scores: list[dict[str, float]] = []
     for name, run in runs.items():
@@ -101,31 +101,6 @@ def train_and_predict(
         results |= report_baselines_of_seeds(scores, metric, results, runtime)
         write_json(folder / SCORES_FILE, results)
     return 0
-
-
-def check_seeds(runs: dict[str, Run], runtime: Runtime) -> None:
-    """Refuses before the first run what later seeds' runs would refuse, and a folder with runs of
-    another kind: a single one, seeds or folds.
-    """
-    folders = {name: run.folder for name, run in runs.items()}
-
-    def check() -> None:
-        if "" in folders:
-            refuse_seeds(folders[""])
-            return
-        parent = next(iter(folders.values())).parent
-        if checkpoint_steps(parent):
-            raise UserError(
-                f"{parent} has a run without --num-seeds or --num-folds: choose another "
-                f"--output-dir"
-            )
-        refuse_seeds(parent, next(iter(folders)).partition("-")[0])
-        for run in runs.values():
-            if run.folder.is_dir():
-                run.check_folder()
-
-    if next(iter(runs.values())).saves:
-        runtime.distributed.on_main(check)
 
 
 @contextmanager
@@ -147,7 +122,7 @@ def logs_of(run: Run, name: str, runtime: Runtime) -> Iterator[Runtime]:
     )
     with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
         seed_runtime = replace(runtime, reporter=reporter)
-        open_report(run.settings, run.folder, seed_runtime)
+        open_report(run.settings, run.folder.path, seed_runtime)
         yield seed_runtime
 
 
@@ -195,26 +170,23 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
     incomplete, and the exit code.
     """
     trainer = build_trainer(run, runtime)
-    with closing(trainer.state):
-        exit_code = train(trainer, runtime)
-        if exit_code or not (trainer.is_finished or not run.saves):
-            return None, exit_code
-        if not run.data.sets:
-            return report_losses(trainer, runtime), 0
-        use_best(trainer)
-        parallel = trainer.parallel
-        model_folder = folder_of_model(trainer)
-        lock = trainer.state.keep_lock()
+    exit_code = train(trainer, runtime)
+    if exit_code or not (trainer.is_finished or not run.saves):
+        return None, exit_code
+    if not run.data.sets:
+        return report_losses(trainer, runtime), 0
+    use_best(trainer)
+    parallel, folder = trainer.parallel, run.folder.path
+    model_folder = folder_of_model(trainer)
     del trainer  # frees the optimizer's memory
-    with lock:  # until the scores are written, too
-        if runtime.distributed.is_main and run.saves:
-            remove_summary(run.folder)
-        task, sets = cast(FineTuningTask, run.task), list(run.data.sets)
-        model = model_folder if model_folder.is_dir() else None
-        scores = predict_all(run.settings, task, parallel, sets, run.folder, runtime, model)
-        if scores and run.saves and model is not None:
-            architecture = parallel.model.architecture
-            complete_card(model, run, architecture, only_numbers(scores))
+    if runtime.distributed.is_main and run.saves:
+        remove_summary(folder)
+    task, sets = cast(FineTuningTask, run.task), list(run.data.sets)
+    model = model_folder if model_folder.is_dir() else None
+    scores = predict_all(run.settings, task, parallel, sets, folder, runtime, model)
+    if scores and run.saves and model is not None:
+        architecture = parallel.model.architecture
+        complete_card(model, run, architecture, only_numbers(scores))
     return scores, 0
 
 
@@ -222,7 +194,7 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
     """Trains; returns the exit code."""
     run = trainer.run
     if run.saves:
-        runtime.reporter.start(run.folder, trainer.state.step)
+        runtime.reporter.start(run.folder.path, trainer.state.step)
     if trainer.state.data_may_differ:
         run.task.recheck(run.data, runtime)
     trainer.claim()
@@ -318,8 +290,8 @@ def last_results(trainer: Trainer) -> dict[str, float]:
 def remove_results(run: Run) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
     for name in run.result_files:
-        remove(run.folder / name)
-    remove_summary(run.folder)
+        remove(run.folder.path / name)
+    remove_summary(run.folder.path)
 
 
 def remove_summary(folder: Path) -> None:
@@ -337,7 +309,7 @@ def use_best(trainer: Trainer) -> None:
         return
     if selection.best["step"] == trainer.state.step:
         return
-    folder = trainer.run.folder / str(selection.best["step"])
+    folder = trainer.run.folder.path / str(selection.best["step"])
     trainer.distributed.on_main(partial(verify_checkpoint, folder, with_state=False))
     load_weights(trainer.parallel, ModelFolder(folder), no_log)
 
@@ -359,7 +331,7 @@ def add_losses_to_cards(trainer: Trainer) -> None:
     """Adds the last losses to the card of the last step, and those of the best step to its card,
     for training without a file to score.
     """
-    folder = trainer.run.folder
+    folder = trainer.run.folder.path
     selection = best_checkpoint(trainer)
     write = partial(
         complete_card, run=trainer.run, architecture=trainer.parallel.model.architecture
@@ -381,14 +353,14 @@ def folder_of_model(trainer: Trainer) -> Path:
     step = trainer.state.step
     if selection is not None and selection.best_step is not None:
         step = selection.best_step
-    return trainer.run.folder / str(step)
+    return trainer.run.folder.path / str(step)
 
 
 def keep_results(run: Run, results: dict[str, float]) -> dict[str, float]:
     """Writes a seed's last losses to its folder, or returns the results in it if this start had
     nothing left to train.
     """
-    path = run.folder / SCORES_FILE
+    path = run.folder.path / SCORES_FILE
     held_out = run.data.held_out and run.data.held_out.digest()
     if "loss" in results or not path.exists():  # killed before it was written
         write_json(path, {"held_out_data": held_out, **results})

@@ -15,9 +15,9 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.checkpoint.rows import TensorRows
-from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.training import trainer as trainer_module
+from bert_recipe.training.run import Run
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import read_json
 
@@ -170,7 +170,7 @@ def test_a_run_that_finds_another_one_in_its_folder_leaves_all_files(
     folder = steps_folder(tmp_path)
     locks = []
 
-    def claim(state, *arguments):
+    def claim(run, *arguments):
         shutil.copytree(finished, folder)
         names = ("probe.tmp-1", "3.tmp-1/config.json", "best/config.json", "evaluations.json")
         for path in (folder / name for name in names):
@@ -179,11 +179,11 @@ def test_a_run_that_finds_another_one_in_its_folder_leaves_all_files(
         if other == "runs":
             locks.append(lock_folder(folder))
         before.update(files_of(folder))
-        claim_folder(state, *arguments)
+        claim_folder(run, *arguments)
 
     before = {}
-    claim_folder = TrainState.claim_folder
-    monkeypatch.setattr(TrainState, "claim_folder", claim)
+    claim_folder = Run.claim_folder
+    monkeypatch.setattr(Run, "claim_folder", claim)
     result = run_here(inputs.command(tmp_path, *STEP_2))
     says = "is in use by process" if other == "runs" else "was started at the same moment: rerun"
     assert_refused(result, str(folder), says)

@@ -1,9 +1,12 @@
 """Where a run starts: a table of what the flags name and of what is in its folder of steps."""
 
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bert_recipe.checkpoint import start
 from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -11,9 +14,11 @@ from bert_recipe.checkpoint.folder import (
     block_digests,
     manifest_of,
 )
-from bert_recipe.checkpoint.start import StartKind, find_start, resolve_start
+from bert_recipe.checkpoint.run_folder import RunFolder
+from bert_recipe.checkpoint.start import StartKind, StartPoint, decide_start, find_start
 from bert_recipe.config import StartConfig
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG
+from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import write_json
 
@@ -35,6 +40,14 @@ def write_folder(folder: Path) -> None:
         file.write_bytes(b"content")
     sizes = {file.name: 7 for file in files}
     write_json(folder / MANIFEST_FILE, manifest_of(sizes, block_digests([(f, 0) for f in files])))
+
+
+def start_of(flags: dict, benchmark: bool = False) -> StartPoint:
+    """Where a run starts whose folder of steps is STEPS, which is unlocked again."""
+    settings = SimpleNamespace(trainer=SimpleNamespace(benchmark=benchmark), prefix="model")
+    with ExitStack() as locks:
+        folder = RunFolder(STEPS, DistributedContext(), locks)
+        return decide_start(find_start(StartConfig(**flags)), folder, settings)
 
 
 # Flags, the steps in the run's folder, and the start or the words of an error.
@@ -75,6 +88,7 @@ REFUSED = [
 @pytest.fixture
 def steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "read_progress", lambda *_: None)
     for path in ("model", "other/9"):
         write_folder(Path(path))
     Path("empty").mkdir()
@@ -84,27 +98,26 @@ def steps(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("flags", "present", "kind", "folder"), CASES)
 def test_a_run_starts_from(steps, flags, present, kind, folder):
     steps(present)
-    point = resolve_start(find_start(StartConfig(**flags)), STEPS)
-    assert (point.kind, point.folder and str(point.folder)) == (kind, folder)
+    point = start_of(flags)
+    assert (point.kind, point.source and str(point.source)) == (kind, folder)
 
 
 @pytest.mark.parametrize(("flags", "present", "words"), REFUSED)
 def test_a_start_is_refused(steps, flags, present, words):
     steps(present)
     with pytest.raises(UserError, match=words):
-        resolve_start(find_start(StartConfig(**flags)), STEPS)
+        start_of(flags)
 
 
 @pytest.mark.parametrize("flags", [{}, OTHER | AUTO])
 def test_a_run_that_saves_nothing_starts_beside_newer_steps(steps, flags):
     steps((3,))
-    kind = StartKind.RESUMED if flags else StartKind.RANDOM
-    assert resolve_start(find_start(StartConfig(**flags)), STEPS, saves=False).kind is kind
+    kind = StartKind.WEIGHTS if flags else StartKind.RANDOM
+    assert start_of(flags, benchmark=True).kind is kind
 
 
 def test_a_damaged_newest_step_is_skipped_and_named(steps, capsys):
     steps((3, 12))
     (STEPS / "12" / MODEL_FILE).write_bytes(b"changed")
-    point = resolve_start(find_start(StartConfig(**RESUME)), STEPS)
-    assert str(point.folder) == "run/phase1/3"
+    assert str(start_of(RESUME).source) == "run/phase1/3"
     assert "warning: run/phase1/12/model.safetensors is damaged" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from small_runs import RunInputs, run_here, steps_folder, train
 import doctor
 import run_pretraining
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.start import StartPoint
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.ner.options import TokenClassificationOptions
@@ -325,7 +325,7 @@ def test_weights_without_the_masked_language_model_head_start_at_the_loss_of_ran
 def test_little_text_for_the_model_is_a_warning(run, tokens, has_weights, level, capsys):
     """tokens: per parameter."""
     if has_weights:
-        run = replace(run, start=Start(weights=ModelFolder(Path("model"))))
+        run = replace(run, start=StartPoint.of_weights(ModelFolder(Path("model"))))
     num_tokens = tokens * num_parameters(run.make_model())
     checks.check_amount(checks.Findings(), run, num_tokens, passes=1)
     assert capsys.readouterr().out.startswith(level)
