@@ -126,7 +126,7 @@ def write_model(
         TensorRows(name, tuple(tensor.shape), tensor.to(torch.float32))
         for name, tensor in tensors.items()
     ]
-    layout = file_layout(rows, {"format": "pt"})
+    layout = file_layout(rows)
     create_file(folder / MODEL_FILE, layout)
     write_rows(folder / MODEL_FILE, layout, rows)
     values = {

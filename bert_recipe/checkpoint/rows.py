@@ -49,13 +49,11 @@ class FileLayout:
     size: int
 
 
-def file_layout(
-    tensors: Iterable[TensorRows], metadata: dict[str, str] | None = None
-) -> FileLayout:
+def file_layout(tensors: Iterable[TensorRows]) -> FileLayout:
     """The layout of a file with `tensors`, which are sorted by element size and name; identical on
     every rank.
     """
-    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # as transformers writes
     starts: dict[str, int] = {}  # in the data, which is after the header
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: (-tensor.rows.element_size(), tensor.name)):

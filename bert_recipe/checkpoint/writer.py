@@ -348,9 +348,7 @@ def aligned_bytes(tensors: Iterable[TensorRows]) -> int:
 
 def file_layouts(checkpoint: Checkpoint) -> dict[str, FileLayout]:
     """The layout of each file of tensors, identical on every rank."""
-    return {
-        name: file_layout(tensors, {"format": "pt"}) for name, tensors in checkpoint.tensors.items()
-    }
+    return {name: file_layout(tensors) for name, tensors in checkpoint.tensors.items()}
 
 
 def unwritable(folder: Path, error: OSError | RuntimeError | None) -> UserError:

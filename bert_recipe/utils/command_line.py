@@ -559,7 +559,7 @@ def settings_text(args: Arguments) -> list[str]:
     defaults (None), or none.
     """
     if args.show_config:
-        return [format_arguments(args, "settings:")]
+        return [format_arguments(args)]
     if args.show_config is not None:
         return []
     changed = [f"{flag} {as_words(value)}" for flag, value in args.changed().items()]
@@ -572,11 +572,11 @@ def as_words(value: Any) -> str:
     return shlex.join(map(str, values))
 
 
-def format_arguments(arguments: Arguments, title: str) -> str:
+def format_arguments(arguments: Arguments) -> str:
     """All settings, one per line, for the terminal."""
     values = arguments.as_dict()
     width = max(map(len, values))
     lines = [
         f"  --{name.replace('_', '-'):<{width}}  {value}" for name, value in sorted(values.items())
     ]
-    return "\n".join([title, *lines])
+    return "\n".join(["settings:", *lines])

@@ -26,16 +26,13 @@ TENSORS = st.dictionaries(
 )
 
 
-@given(specification=TENSORS, world_size=st.integers(1, 4), with_metadata=st.booleans())
+@given(specification=TENSORS, world_size=st.integers(1, 4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_file_written_by_several_ranks_is_read_by_the_library(
-    tmp_path, specification, world_size, with_metadata
-):
+def test_file_written_by_several_ranks_is_read_by_the_library(tmp_path, specification, world_size):
     torch.manual_seed(0)
     tensors = {
         name: (torch.randn(shape) * 100).to(dtype) for name, (shape, dtype) in specification.items()
     }
-    metadata = {"format": "pt"} if with_metadata else None
     path = tmp_path / "file.safetensors"
     path.unlink(missing_ok=True)
     layouts = []
@@ -47,7 +44,7 @@ def test_file_written_by_several_ranks_is_read_by_the_library(
                 continue
             start, stop = (len(tensor) * r // world_size for r in (rank, rank + 1))
             rows.append(TensorRows(name, tuple(tensor.shape), tensor[start:stop], start))
-        layouts.append(file_layout(reversed(rows), metadata))
+        layouts.append(file_layout(reversed(rows)))
         if rank == 0:
             create_file(path, layouts[0])
         write_rows(path, layouts[rank], rows)
@@ -58,7 +55,7 @@ def test_file_written_by_several_ranks_is_read_by_the_library(
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
     with safe_open(path, "pt") as file:
-        assert file.metadata() == metadata
+        assert file.metadata() == {"format": "pt"}
 
 
 @given(data=st.data())

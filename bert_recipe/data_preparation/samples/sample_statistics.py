@@ -99,7 +99,7 @@ def count_samples(
     originals_nP: np.ndarray,
     labels_n: np.ndarray,
     mask_id: int,
-    unknown_id: int = -1,
+    unknown_id: int,
 ) -> SampleStatistics:
     """The statistics of samples, given as in the shards."""
     n, length = ids_nS.shape
