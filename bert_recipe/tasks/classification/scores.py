@@ -237,10 +237,6 @@ def class_predictions(
     return predictions
 
 
-def as_numbers(words: Sequence[str]) -> list[float]:
-    return [float(word) for word in words]
-
-
 def prediction_rows(
     examples: Examples,
     logits_nC: np.ndarray,
@@ -300,7 +296,7 @@ def write_scored(
             mistakes.append(Mistake(text, truth, word, float(doubts[number])))
     cells: tuple[Sequence[Any], Sequence[Any]] = (words, truths)
     if spec.regression:
-        cells = (as_numbers(words), values.tolist())
+        cells = (predictions_of(logits_nC, spec).tolist(), values.tolist())
     rows = prediction_rows(examples, logits_nC, spec, *cells)
     path = write_like(folder / scored_name(set_name), rows, examples.path, table_format)
     return path, mistakes
