@@ -35,10 +35,15 @@ CONTESTANTS = {
 }
 
 
-def result_rows(page: str, section: str) -> list[str]:
+def section_of(page: str, section: str) -> str:
+    """The text of a page below the heading that begins with `section`."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    if section:
-        (text,) = (part for part in HEADING.split(text) if part.startswith(section))
+    (part,) = (part for part in HEADING.split(text) if part.startswith(section))
+    return part
+
+
+def result_rows(page: str, section: str) -> list[str]:
+    text = section_of(page, section) if section else (ROOT / page).read_text(encoding="utf-8")
     lines = [line for line in text.split("\n") if line.startswith("|")]
     separators = {number for number, line in enumerate(lines) if set(line) <= set("|- ")}
     headers = {number - 1 for number in separators}
@@ -222,12 +227,7 @@ def test_cpu_seconds_until_a_loss_are_those_of_their_files():
 
 def test_what_updates_of_a_quiet_machine_would_take_is_that_of_their_file():
     times = read_result("update_time-4-fp32-2026-11-28.json")["implementations"]
-    (section,) = (
-        part
-        for part in HEADING.split((ROOT / "docs/performance.md").read_text(encoding="utf-8"))
-        if part.startswith("How soon")
-    )
-    words = " ".join(section.split())
+    words = " ".join(section_of("docs/performance.md", "How soon").split())
     updates = {
         "ModernBERT, NorMuon, batches of 32": 258,
         "transformers ModernBERT, Muon, batches of 32, compiled": 250,
@@ -255,8 +255,7 @@ def test_figures_of_an_h100_are_those_of_their_file():
 
 
 def test_figures_of_data_preparation_are_those_of_their_file():
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    (section,) = (part for part in HEADING.split(text) if part.startswith("How fast is data"))
+    section = section_of("docs/performance.md", "How fast is data")
     result = read_result("text_to_samples-2026-11-28.json")
     here, theirs = (
         side["megabytes_per_cpu_second"]["median"] for side in result["implementations"].values()
@@ -318,14 +317,13 @@ def test_the_peaks_of_memory_in_words_are_those_of_their_file():
     text = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
     (peaks,) = re.findall(r"AVX2 needs ([\d.]+) GiB at the peak here and ([\d.]+) there", text)
     name = "pretraining_step-cpu-base-128-fp32-2026-11-27.json"
-    measured = read_json(ROOT / "benchmarks" / "results" / name)["implementations"]
+    measured = read_result(name)["implementations"]
     for side, peak in zip(("this project", "transformers, masked tokens only"), peaks, strict=True):
         assert rounds_to(measured[side]["peak_memory_gib"], peak)
 
 
 def test_numbers_and_lengths_of_texts_in_words_are_those_of_the_files():
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    section = " ".join(page.partition("How fast is inference?")[2].split())
+    section = " ".join(section_of("docs/performance.md", "How fast is inference?").split())
     (words,) = re.findall(
         r"values: (\d+) .*? (\d+) char.*? (\d+) with.*? (\d+) para.*?\((\d+)\)", section
     )
@@ -364,9 +362,9 @@ def test_figures_of_readme_are_those_of_the_pages():
     lines = "".join(page.read_text(encoding="utf-8") for page in pages).split("\n")
     for row in result_rows("README.md", "Results"):
         (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
-        found = [set(figures_of(line)) for line in lines if name in line]
+        figures_of_lines = [set(figures_of(line)) for line in lines if name in line]
         _, *cells = row.strip("|").split("|")
-        assert any(set(figures_of(" ".join(cells))) <= each for each in found), row
+        assert any(set(figures_of(" ".join(cells))) <= told for told in figures_of_lines), row
 
 
 def test_what_adaptation_did_to_vectors_is_that_of_its_file():
