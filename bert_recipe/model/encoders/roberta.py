@@ -96,7 +96,9 @@ class RobertaPreTrainedModel(BertPreTrainedModel):
 
 
 class RobertaModel(RobertaPreTrainedModel, BertModel):
-    """RoBERTa without a head."""
+    """RoBERTa without a head. Its `pooler_output` is the state of the first token: the pooler of
+    transformers' RobertaModel, which only that class has, is not computed.
+    """
 
     embeddings_class = RobertaEmbeddings
     pooler_class = None
