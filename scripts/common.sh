@@ -109,6 +109,16 @@ is_valid() { # kind value
   esac
 }
 
+print_launch_variables() { # of the environment, at the end of a help
+  cat <<'HELP'
+  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
+  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
+                        several nodes, with the script started once on each; Slurm's srun sets them itself
+  NNODES=MIN:MAX, RDZV_ENDPOINT
+                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
+HELP
+}
+
 describe_kind() { # kind
   case $1 in
     positive_int) echo 'a whole number, at least 1' ;;

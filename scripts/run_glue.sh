@@ -64,12 +64,8 @@ Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
   BERT_MODEL            architecture's name [that of config_file, else of init_checkpoint]
   EXTRA_ARGS            more flags for run_glue.py, such as "--num-seeds 5"; words can be quoted
-  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
-  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
-                        several nodes, with the script started once on each; Slurm's srun sets them itself
-  NNODES=MIN:MAX, RDZV_ENDPOINT
-                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
 HELP
+  print_launch_variables
 }
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then

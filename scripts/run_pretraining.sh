@@ -61,12 +61,8 @@ Environment:
                         held-out shards, evaluated at the end, or every --eval-steps given in EXTRA_ARGS
   EXTRA_ARGS            more flags for run_pretraining.py, such as "--data-parallel-shard-degree -1"; words can be
                         quoted
-  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
-  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
-                        several nodes, with the script started once on each; Slurm's srun sets them itself
-  NNODES=MIN:MAX, RDZV_ENDPOINT
-                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
 HELP
+  print_launch_variables
 }
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then

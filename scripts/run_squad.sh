@@ -58,12 +58,8 @@ Environment:
   SQUAD_VERSION         1.1 or 2.0 [1.1 if squad_dir has it, else 2.0]
   EXTRA_ARGS            more flags for run_squad.py, such as "--optimizer Lamb --max-seq-length 256"; words can be
                         quoted
-  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
-  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
-                        several nodes, with the script started once on each; Slurm's srun sets them itself
-  NNODES=MIN:MAX, RDZV_ENDPOINT
-                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
 HELP
+  print_launch_variables
 }
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
