@@ -87,6 +87,17 @@ def test_links_between_pages_lead_to_a_file_and_a_heading(folder):
                 assert anchor in anchors(target), f"{page.name}: {link}"
 
 
+@pytest.mark.parametrize("folder", [".", "docs", "benchmarks"])
+def test_an_item_of_a_list_begins_a_line(folder):
+    """A reflow of the text may join two of them."""
+    for page in sorted((ROOT / folder).glob("*.md")):
+        text = re.sub(
+            r"^ *```.*?^ *```|^\|.*?$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S
+        )
+        joined = re.findall(r"[^\n]*[.:;] (?:\d\.$|- [A-Z*`])[^\n]*", text, re.MULTILINE)
+        assert not joined, f"{page.name}: {joined}"
+
+
 def test_result_files_name_no_folder_of_a_machine():
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         assert not re.findall(r'"/\w[^"]*"', path.read_text(encoding="utf-8")), path.name
