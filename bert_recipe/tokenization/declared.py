@@ -7,6 +7,7 @@ from bert_recipe.tokenization.files import (
     CLS,
     MAX_CHARACTERS_PER_WORD,
     SEP,
+    SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     UNK,
@@ -25,7 +26,7 @@ WITH_TYPES = '"model_input_names": ["input_ids", "token_type_ids", "attention_ma
 
 def check_tokens(file: TokenizerFile) -> None:
     """Raises UserError if transformers 5 makes a BertTokenizer of another tokenizer's file."""
-    if file.model_type is None or file.declared_class not in BERT_CLASSES:
+    if not file.model_values or file.declared_class not in BERT_CLASSES:
         return
     settings = file.settings
     has_chinese = settings["tokenize_chinese_chars"]
@@ -64,7 +65,7 @@ def check_layout(file: TokenizerFile, vocab: dict[str, int], layout: Layout, tex
     """Raises UserError if transformers puts other tokens or types around so many texts than
     `layout`, or if that depends on its version.
     """
-    if not file.is_json or file.model_type is None:
+    if not file.is_json or not file.model_values:
         return
     name = file.declared_class
     if name in BERT_CLASSES:
@@ -90,7 +91,7 @@ def check_layout(file: TokenizerFile, vocab: dict[str, int], layout: Layout, tex
 
 def named_token(file: TokenizerFile, role: str, default: str) -> str:
     """The token of a role, as the files beside the tokenizer name it."""
-    token = content_of(file.settings[role] or file.special_tokens_map.get(role))
+    token = content_of(file.settings[role] or file.read_beside(SPECIAL_TOKENS_MAP).get(role))
     return token if isinstance(token, str) else default
 
 

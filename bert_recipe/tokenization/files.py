@@ -153,6 +153,8 @@ class TokenizerFile:
         if not self.path.is_file():
             raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
         refuse_pointer(self.path)
+        # Those of transformers beside a file of such a name belong to it.
+        self.has_files_beside = self.path.name in (VOCAB_FILE, TOKENIZER_JSON)
         self.content = self.path.read_bytes()
         self.is_json = self.content[:64].lstrip().startswith(b"{")
 
@@ -161,51 +163,47 @@ class TokenizerFile:
         """The object in a `tokenizer.json`."""
         return parse_json(self.content, f"tokenizer {self.path}")
 
-    @property
-    def is_of_folder(self) -> bool:
-        """Whether the file has a name under which transformers' files beside it belong to it."""
-        return self.path.name in (VOCAB_FILE, TOKENIZER_JSON)
-
     @cached_property
     def settings(self) -> JsonObject:
         """The tokenizer's config beside the file, see `read_settings`."""
-        return read_settings(self.path.parent) if self.is_of_folder else dict.fromkeys(SETTINGS)
+        return read_settings(self.path.parent) if self.has_files_beside else dict.fromkeys(SETTINGS)
+
+    def read_beside(self, name: str, description: str = "the tokenizer's file") -> JsonObject:
+        """The object in transformers' file `name` beside the file; {} without one."""
+        path = self.path.with_name(name)
+        if not self.has_files_beside or not path.is_file():
+            return {}
+        return read_json(path, description)
 
     @cached_property
-    def _model_values(self) -> JsonObject | None:
-        """The config of the model in whose folder the file is; None if there is none, as in a
-        folder of a new vocabulary, which has no weights.
+    def model_values(self) -> JsonObject:
+        """The config of the model in whose folder the file is, always with its `model_type`; {} if
+        there is none, as in a folder of a new vocabulary, which has no weights.
         """
-        path = self.path.parent / "config.json"
-        if not self.is_of_folder or not path.is_file():
-            return None
-        has_weights = any(path.parent.glob("*.safetensors"))
-        return read_json(path, "the model's config") if has_weights else None
-
-    @property
-    def model_type(self) -> str | None:
-        """Of the model in whose folder the file is; None if there is none."""
-        values = self._model_values
-        return None if values is None else values.get("model_type", "bert")
+        values = self.read_beside("config.json", "the model's config")
+        if not values or not any(self.path.parent.glob("*.safetensors")):
+            return {}
+        return {"model_type": "bert", **values}
 
     @property
     def model_takes_types(self) -> bool:
         """Whether that is a model of transformers which takes token types."""
-        values = self._model_values or {}
-        return self.model_type in ("bert", "electra") and values.get("type_vocab_size", 2) > 1
+        values = self.model_values
+        is_such_model = values.get("model_type") in ("bert", "electra")
+        return is_such_model and values.get("type_vocab_size", 2) > 1
 
     @property
     def declared_class(self) -> str | None:
         """The class of which transformers 5 makes the tokenizer, without "Fast", see its
         models/auto/tokenization_auto.py; None if nothing says one.
         """
-        if self.model_type == "modernbert":  # whatever its folder declares
+        model_type = self.model_values.get("model_type", "")
+        if model_type == "modernbert":  # whatever its folder declares
             return GENERIC_CLASSES[1]
-        values = self._model_values or {}
-        name = self.settings["tokenizer_class"] or values.get("tokenizer_class")
+        name = self.settings["tokenizer_class"] or self.model_values.get("tokenizer_class")
         if name in GENERIC_CLASSES:
             return str(name)
-        return name.removesuffix("Fast") if name else MODEL_CLASSES.get(self.model_type or "")
+        return name.removesuffix("Fast") if name else MODEL_CLASSES.get(model_type)
 
     @property
     def is_taken_as_it_is(self) -> bool:
@@ -227,16 +225,6 @@ class TokenizerFile:
         if names is None:
             return self.declared_class not in CLASSES_WITHOUT_TYPES
         return "token_type_ids" in names
-
-    @cached_property
-    def special_tokens_map(self) -> JsonObject:
-        """The tokens that transformers' file beside the file names, such as `cls_token`."""
-        return read_if_there(self.path.parent / SPECIAL_TOKENS_MAP) if self.is_of_folder else {}
-
-    @cached_property
-    def added_ids(self) -> JsonObject:
-        """The tokens that transformers' file beside the file adds, with their ids."""
-        return read_if_there(self.path.parent / ADDED_TOKENS)
 
     @property
     def bert_casing(self) -> Casing | None:
@@ -307,7 +295,7 @@ class TokenizerFile:
     def added_tokens(self, vocab: Container[str]) -> AddedTokens:
         """The tokens that the file itself and transformers' files beside it add to `vocab`."""
         added: AddedTokens = {}
-        if self.is_of_folder:
+        if self.has_files_beside:
             added = tokens_added_beside(self, vocab)
         if self.is_json:
             in_file = self.values.get("added_tokens") or ()
@@ -330,7 +318,7 @@ class TokenizerFile:
         beside it name, else the usual names. Raises UserError for those that are not in `vocab`.
         """
         in_config = {name: value for name, value in self.settings.items() if value is not None}
-        named = self.special_tokens_map | in_config | added
+        named = self.read_beside(SPECIAL_TOKENS_MAP) | in_config | added
         by_role: dict[str, str] = {}
         for name, usual in USUAL_TOKENS.items():
             for token in (content_of(named.get(name)), *usual):
@@ -467,8 +455,8 @@ def tokens_added_beside(file: TokenizerFile, vocab: Container[str]) -> AddedToke
     if config["added_tokens_decoder"] is not None:
         added = numbered_tokens(config["added_tokens_decoder"], path)
     else:  # of transformers before 4.34
-        config = config | file.special_tokens_map
-        added = tokens_with_ids(file.added_ids, config, path)
+        config = config | file.read_beside(SPECIAL_TOKENS_MAP)
+        added = tokens_with_ids(file.read_beside(ADDED_TOKENS), config, path)
     with_role = {parse_token(value, path)[0] for value in named_tokens(config)}
     for token, properties in special_tokens(config, path):
         has_role = token in with_role  # such as cls_token
@@ -491,10 +479,6 @@ def tokens_with_ids(ids: JsonObject, config: JsonObject, path: Path) -> AddedTok
         for token, token_id in ids.items()
     }
     return numbered_tokens(tokens, path.with_name(ADDED_TOKENS))
-
-
-def read_if_there(path: Path) -> JsonObject:
-    return read_json(path, "the tokenizer's file") if path.is_file() else {}
 
 
 def numbered_tokens(tokens: Any, path: Path) -> AddedTokens:
