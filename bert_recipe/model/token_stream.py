@@ -179,7 +179,10 @@ class StepBatch:
 
     def filled_to(self, count: int) -> list[MicroBatch]:
         """The micro-batches, padded to `count` with micro-batches without loss."""
-        return self.micro_batches + [self.make_filler()] * (count - len(self.micro_batches))
+        missing = count - len(self.micro_batches)
+        if missing <= 0:
+            return self.micro_batches
+        return self.micro_batches + [self.make_filler()] * missing
 
     def first_without_labels(self) -> MicroBatch:
         """The first micro-batch with filler for its labels, so without loss."""
