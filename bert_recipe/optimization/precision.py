@@ -113,9 +113,10 @@ def optimizer_product_dtype(precision: Precision, device: torch.device) -> torch
     """The type of an optimizer's matrix products on `device`: float32 in float32 runs; otherwise
     bfloat16 where it is faster.
     """
-    is_fast = has_bfloat16(device) and precision.dtype == torch.bfloat16
     if device.type == "cuda":
         is_fast = precision.dtype != torch.float32
+    else:
+        is_fast = precision.dtype == torch.bfloat16 and has_bfloat16(device)
     return torch.bfloat16 if is_fast else torch.float32
 
 

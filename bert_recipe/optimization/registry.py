@@ -29,10 +29,6 @@ def spec_named(name: str) -> OptimizerSpec:
     return SPECS[name]
 
 
-def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    return spec_named(type(optimizer).__name__)
-
-
 def make_optimizer(
     config: OptimizerConfig,
     model: nn.Module,

@@ -170,11 +170,9 @@ def prepare_compilation(
     fallback: EagerFallback | None = None,
 ) -> None:
     """Settings for micro-batches whose sizes `mark_sizes` has marked. Compiles the layers of all
-    `models` in place, if these are to be compiled; whole models are compiled with the task's
+    `models` in place, if `what` is `layers`; with `model`, they are compiled with the task's
     objective.
     """
-    if what not in ("layers", "model"):
-        return
     torch._dynamo.config.optimize_ddp = False  # it splits graphs at DDP's buckets
     torch._dynamo.config.recompile_limit = 64  # training and evaluation, and kinds of layers
     # Otherwise floats, such as a layer's epsilon, are inputs, and graphs are traced again without.

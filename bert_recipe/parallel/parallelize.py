@@ -53,14 +53,17 @@ def parallelize(
     for frozen_model in frozen_models:
         freeze(frozen_model, precision, device)
     models = (model, *frozen_models)
-    for encoder in encoders_of(models):
-        choose_attention(encoder, device, config.attention)
+    for called in models:
+        for encoder in called.encoders:
+            choose_attention(encoder, device, config.attention)
     if precision.float8:
         use_float8(model.all_layers, device)
     checkpoint_activations(model.all_layers, config.activation_checkpoint)
     strategy = strategy_of(config, distributed.world_size, precision.pure)
-    fallback = EagerFallback(distributed.is_main) if falls_back else None
-    prepare_compilation(models, config.compile, device, fallback)
+    fallback = None
+    if config.compiles:
+        fallback = EagerFallback(distributed.is_main) if falls_back else None
+        prepare_compilation(models, config.compile, device, fallback)
     parallel = strategy(model, config, precision, device, distributed)
     if config.compile == "model":
         compile_module(parallel.plain_module, fallback)
@@ -83,10 +86,6 @@ def strategy_of(config: ParallelConfig, world_size: int, is_pure: bool) -> type[
     if world_size > 1:
         return ReplicatedMasters if is_pure else ReplicatedModel
     return OffloadedModel if config.cpu_offload else ParallelModel
-
-
-def encoders_of(models: Sequence[PreTrainedModel]) -> list[EncoderModel]:
-    return [encoder for model in models for encoder in model.encoders]
 
 
 def freeze(model: PreTrainedModel, precision: Precision, device: torch.device) -> None:

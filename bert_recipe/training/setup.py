@@ -22,7 +22,7 @@ from bert_recipe.optimization.precision import (
     select_precision,
     slow_bfloat16,
 )
-from bert_recipe.optimization.registry import make_optimizer, spec_of
+from bert_recipe.optimization.registry import make_optimizer, spec_named
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
@@ -264,7 +264,7 @@ def make_state(
     if runtime.precision.needs_loss_scale:
         types = run.settings.precision
         loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, device)
-    spec, distributed = spec_of(optimizer), runtime.distributed
+    spec, distributed = spec_named(run.settings.optimizer.name), runtime.distributed
     return TrainState(run, parallel, optimizer, spec, loss_scale, distributed)
 
 

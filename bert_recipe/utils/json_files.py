@@ -89,9 +89,10 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     list[...], dict[str, ...], a union, Any, or a plain type; an int is made a float for one. Raises
     UserError, naming `where` it is, otherwise.
     """
-    if kind is Any or type(value) is kind:
-        return value
     origin = get_origin(kind)
+    kinds = get_args(kind) if origin is UnionType else (kind,)
+    if kind is Any or type(value) in kinds:
+        return value
     if origin is UnionType:
         return union_member(kind, value, where)
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:

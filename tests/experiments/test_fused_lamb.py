@@ -17,7 +17,7 @@ from small_runs import resuming, train
 from bert_recipe.config import OptimizerConfig, ParallelConfig
 from bert_recipe.experiments import fused_lamb
 from bert_recipe.optimization.protocol import apply_step
-from bert_recipe.optimization.registry import make_optimizer, spec_of
+from bert_recipe.optimization.registry import make_optimizer, spec_named
 from bert_recipe.utils.errors import UserError
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -39,7 +39,7 @@ def test_groups_updates_and_state_are_those_of_lamb(monkeypatch):
             apply_step(optimizer, torch.tensor(8.0), torch.tensor(float(number == 4)))
             optimizer.zero_grad(set_to_none=number % 2 == 0)
     (expected, lamb), (found, fused) = made
-    assert type(fused).__name__ == "FusedLAMB" and spec_of(fused).saved_as == "Lamb"
+    assert type(fused).__name__ == "FusedLAMB" and spec_named("FusedLAMB").saved_as == "Lamb"
     names = {p: name for model, _ in made for name, p in model.named_parameters()}
     groups = [
         [([names[p] for p in group["params"]], group["weight_decay"]) for group in own.param_groups]

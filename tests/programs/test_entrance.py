@@ -37,10 +37,9 @@ def test_every_model_and_optimizer_can_be_imported_by_its_name():
             assert getattr(modeling, model_class.__name__) is model_class
     config = modeling.BertConfig(**{**TINY, "vocab_size": 90})
     model = modeling.BertForMaskedLM(config)
-    for name, spec in registry.SPECS.items():
+    for name in registry.SPECS:
         made = registry.make_optimizer(replace(OptimizerConfig(), name=name), model, 0.01)
         assert type(made) is getattr(optimizer, name)
-        assert registry.spec_of(made) is spec
 
 
 @pytest.mark.parametrize("page", ["modeling", "optimizer", "tokenizer", "loss", "lr_scheduler"])
