@@ -92,10 +92,14 @@ def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
     return None
 
 
-def refuse_seeds(folder: Path, kind: str | None = None) -> None:
-    """Raises UserError if `folder` has the runs of several seeds or folds, whose means a run of
-    another kind would replace. kind: `seed` or `fold`, whose runs may be there; None: neither.
+def refuse_other_runs(folder: Path, kind: str = "") -> None:
+    """Raises UserError if `folder` has runs of another kind, whose results would be replaced. kind:
+    `seed` or `fold`, whose runs may be there; "" for a single run.
     """
+    if kind and checkpoint_steps(folder):
+        raise UserError(
+            f"{folder} has a run without --num-seeds or --num-folds: choose another --output-dir"
+        )
     runs = []
     for path in folder.glob("*-*"):
         match = SEED_FOLDER.fullmatch(path.name)  # such as seed-42, whose kind is "seed"

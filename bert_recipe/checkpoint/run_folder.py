@@ -37,15 +37,11 @@ class RunFolder:
         return str(self.path)
 
     def lock(self) -> None:
-        """For the main process. Makes the folder if necessary."""
-        if self.lock_held is None:
-            self.lock_held = self.locks.enter_context(closing(lock_folder(self.path)))
-
-    def lock_if_there(self) -> None:
-        """For the main process, before the run looks for checkpoints in it."""
-        if self.path.is_dir():
-            self.lock()
-            restore_replaced(self.path)
+        """For the main process, before the run looks for checkpoints in it. Makes the folder if
+        necessary.
+        """
+        self.lock_held = self.locks.enter_context(closing(lock_folder(self.path)))
+        restore_replaced(self.path)
 
     def current_path(self) -> Path | None:
         """Where it is now, for somebody may have renamed it; None if it was removed."""
@@ -63,15 +59,15 @@ class RunFolder:
         """Raises UserError on the main process unless all ranks see `path`."""
         (unseen_by,) = self.distributed.all_reduce_sum([not path.exists()])
 
-        def check() -> None:
-            if unseen_by:
-                processes = f"{int(unseen_by)} of the {self.distributed.world_size} processes"
-                raise UserError(
-                    f"{path} cannot be read by {processes}: checkpoints must be on storage that "
-                    f"all machines share"
-                )
+        def refuse() -> None:
+            processes = f"{int(unseen_by)} of the {self.distributed.world_size} processes"
+            raise UserError(
+                f"{path} cannot be read by {processes}: checkpoints must be on storage that all "
+                f"machines share"
+            )
 
-        self.distributed.on_main(check)
+        if unseen_by:
+            self.distributed.on_main(refuse)
 
     def claim(
         self,

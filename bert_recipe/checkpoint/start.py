@@ -187,7 +187,8 @@ def decide_start(named: NamedStart, folder: RunFolder, settings: RunConfig) -> S
     def find() -> str | None:
         checkpoint = None if named.checkpoint is None else named.checkpoint.path
         if resumes:
-            folder.lock_if_there()
+            if folder.path.is_dir():
+                folder.lock()
             checkpoint = choose_checkpoint(named, folder.path)
         if checkpoint is None:
             check_weights(named)

@@ -33,11 +33,14 @@ class Checkpoints(Callback):
 
     def claim(self) -> None:
         self.run.claim_folder(self.state.best_step)
-        prune = partial(self.writer.prune, self.run.folder.path, self.state.step)
-        self.runtime.distributed.on_main(prune)
+        if self.state.step > 0:
+            prune = partial(self.writer.prune, self.run.folder.path, self.state.step)
+            self.runtime.distributed.on_main(prune)
 
     def wants_stop(self) -> bool:
-        return self.writer.error is not None or self.folder_moved()
+        folder = self.run.folder
+        has_moved = folder.current_path() != folder.path  # on the main process, which locks it
+        return self.writer.error is not None or has_moved
 
     def is_due(self, update: Update) -> bool:
         every = self.config.steps_per_checkpoint
@@ -76,10 +79,6 @@ class Checkpoints(Callback):
 
     def is_saved(self) -> bool:
         return self._content() == self.saved
-
-    def folder_moved(self) -> bool:
-        """Whether the run's folder is not the one that it locked, on the main process."""
-        return self.run.folder.current_path() != self.run.folder.path
 
     def check_replicas(self) -> None:
         """Warns if ranks that hold the same rows have different weights. Raises UserError on all

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from bert_recipe.checkpoint.folder import checkpoint_steps
-from bert_recipe.checkpoint.identity import identity_of, refuse_seeds
+from bert_recipe.checkpoint.identity import identity_of, refuse_other_runs
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
@@ -30,7 +29,6 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
 from bert_recipe.training.run import Run, TrainingValues
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 
 
@@ -100,18 +98,9 @@ def folders_of(
     beside them: a single one, seeds or folds.
     """
     parent = settings.trainer.checkpoint_folder / data.choice.name / data.task.name
-
-    def check() -> None:
-        kind = names[0].partition("-")[0]
-        if kind and checkpoint_steps(parent):
-            raise UserError(
-                f"{parent} has a run without --num-seeds or --num-folds: choose another "
-                f"--output-dir"
-            )
-        refuse_seeds(parent, kind or None)
-
     if not settings.trainer.benchmark:
-        runtime.distributed.on_main(check)
+        kind = names[0].partition("-")[0]
+        runtime.distributed.on_main(partial(refuse_other_runs, parent, kind))
     return {name: RunFolder(parent / name, runtime.distributed, runtime.locks) for name in names}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bert_recipe.checkpoint.calibration import calibrated
-from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds
+from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_other_runs
 from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
@@ -91,7 +91,7 @@ def claim_results(results: Path, model: ModelFolder, locks: ExitStack) -> str | 
     if the model is of a run in it. Raises UserError if the folder belongs to something else.
     """
     locks.enter_context(closing(lock_folder(results)))
-    refuse_seeds(results)
+    refuse_other_runs(results)
     if results.resolve() in model.path.resolve().parents:
         return None
     return check_results_of(results, model)
