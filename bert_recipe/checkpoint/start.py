@@ -50,10 +50,6 @@ class NamedStart:
     problem: str | None = None
 
     @property
-    def folders(self) -> list[ModelFolder]:
-        return [folder for folder in (self.checkpoint, self.weights) if folder is not None]
-
-    @property
     def folder(self) -> ModelFolder | None:
         """The model folder whose weights are loaded, unless the run's own folder has newer ones."""
         return self.checkpoint or self.weights

@@ -25,21 +25,21 @@ class UpdateProfile:
     """Profiles update number `update`, counted from 1; none if that is None. Writes to the folder
     `profile` of the run's `folder`: update_N_rank_R.json.gz, in Chrome's trace format, and
     update_N_rank_R.txt, a table.
+
+    last: update of the run. Raises UserError if `update` is after it; it may be made already, since
+        the same command resumes a run.
     """
 
-    def __init__(self, update: int | None, folder: Path, rank: int, device: torch.device):
+    def __init__(
+        self, update: int | None, last: int, folder: Path, rank: int, device: torch.device
+    ):
+        if update is not None and update > last:
+            raise UserError(
+                f"--profile-update {update}: the run has {last} updates: give one of them"
+            )
         self.update, self.rank, self.device = update, rank, device
         self.trace = folder / "profile" / f"update_{update}_rank_{rank}.json.gz"
         self.table = self.trace.with_name(f"update_{update}_rank_{rank}.txt")
-
-    def check(self, last: int) -> None:
-        """Raises UserError if the update is after the `last` one of the run. It may be made
-        already, since the same command resumes a run.
-        """
-        if self.update is not None and self.update > last:
-            raise UserError(
-                f"--profile-update {self.update}: the run has {last} updates: give one of them"
-            )
 
     @contextlib.contextmanager
     def around(self, update: int) -> Iterator[None]:

@@ -39,8 +39,6 @@ def checkpoint_activations(layers: Iterable[nn.Module], mode: str) -> None:
     """Changes `layers` in place: `full` saves the inputs of each layer, `selective` also its linear
     layers' outputs.
     """
-    if mode == "none":
-        return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode == "selective":
         options["context_fn"] = functools.partial(

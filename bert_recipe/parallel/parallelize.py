@@ -53,12 +53,14 @@ def parallelize(
     for frozen_model in frozen_models:
         freeze(frozen_model, precision, device)
     models = (model, *frozen_models)
-    for called in models:
-        for encoder in called.encoders:
-            choose_attention(encoder, device, config.attention)
+    if device.type == "cuda":
+        for called in models:
+            for encoder in called.encoders:
+                choose_attention(encoder, device, config.attention)
     if precision.float8:
         use_float8(model.all_layers, device)
-    checkpoint_activations(model.all_layers, config.activation_checkpoint)
+    if config.activation_checkpoint != "none":
+        checkpoint_activations(model.all_layers, config.activation_checkpoint)
     strategy = strategy_of(config, distributed.world_size, precision.pure)
     fallback = None
     if config.compiles:
@@ -95,12 +97,10 @@ def freeze(model: PreTrainedModel, precision: Precision, device: torch.device) -
 
 
 def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "auto") -> None:
-    """The attention of --attention; with `auto`, another one on GPUs without flash attention for
-    this encoder; otherwise it chooses by device and type. Raises UserError if `name` does not
-    support the encoder.
+    """The attention of --attention on a GPU; with `auto`, another one on those without flash
+    attention for this encoder; otherwise it chooses by device and type. Raises UserError if `name`
+    does not support the encoder.
     """
-    if device.type != "cuda":  # check_attention_flag has refused other names
-        return
     capability = torch.cuda.get_device_capability(device)
     if name != "auto":
         check_attention(name, encoder.config, capability)

@@ -97,9 +97,10 @@ def choose_settings(
     data: of the first run.
     starts: of each run.
     """
-    given, chosen = given_settings(settings), settings.chosen_by_rule
+    given = given_settings(settings)
     if data.task.defaults_kind is None:
         return given
+    chosen = settings.chosen_by_rule
     task = cast(FineTuningTask, data.task)
     recorded = recorded_settings(starts)
     config = data.choice.config

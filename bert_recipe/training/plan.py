@@ -46,8 +46,9 @@ def open_runs(
     model_folder = next(iter(named.values())).folder
     choice = choose_model(settings.model, model_folder)
     for start in named.values():
-        for folder in start.folders:
-            check_same_kind(folder, choice)
+        for folder in (start.checkpoint, start.weights):
+            if folder is not None:
+                check_same_kind(folder, choice)
     runs: dict[str, Run] = {}
     opened = None
     for name, (fold, arguments) in members.items():

@@ -1,7 +1,8 @@
 """Setup shared by all programs: starts the runtime, and builds a trainer with its callbacks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -185,17 +186,13 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
 
     if begins_with_head(model, run, state):
         state.start_encoder(None)
-    last_step = run.last_step(state.step)
-
-    def follow_schedule() -> None:
-        learning_rate.follow(schedule_of(run, state), state.step, last_step)
-
-    follow_schedule()
+    follow = partial(follow_schedule, run, state, learning_rate, run.last_step(state.step))
+    follow()
     best = make_best(run, state)
     stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
     callbacks = make_callbacks(run, state, best, stopwatch, runtime)
     if state.encoder_start is None:
-        callbacks = [HeadFirst(run, state, runtime, follow_schedule), *callbacks]
+        callbacks = [HeadFirst(run, state, runtime, follow), *callbacks]
     return Trainer(
         run,
         state,
@@ -236,13 +233,19 @@ def run_settings(run: Run, state: TrainState) -> JsonObject:
     return settings | state.versions | run.task.logged_settings(run.data, batch_size, max_steps)
 
 
-def schedule_of(run: Run, state: TrainState) -> Callable[[int], float]:
-    """The learning rate by updates: constant while only the head is trained."""
-    schedule = run.values.schedule
-    if state.encoder_start is None:
+def follow_schedule(
+    run: Run, state: TrainState, learning_rate: LearningRate, last_step: int
+) -> None:
+    """Sets the rates of the updates to come, until `last_step`: a constant one while only the head
+    is trained.
+    """
+    schedule, first = run.values.schedule, state.encoder_start
+    if first is None:
         rate = head_rate(run.settings.optimizer.name, schedule.learning_rate)
-        return lambda _updates: rate
-    return make_schedule(schedule, run.max_steps, state.encoder_start or state.schedule_start)
+        learning_rate.follow(lambda _updates: rate, state.step, last_step)
+        return
+    rates = make_schedule(schedule, run.max_steps, first or state.schedule_start)
+    learning_rate.follow(rates, state.step, last_step)
 
 
 def make_state(

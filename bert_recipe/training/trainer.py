@@ -80,11 +80,11 @@ class Trainer:
         self.num_steps = self.last_step if config.benchmark else run.max_steps
         self.profile = UpdateProfile(
             config.profile_update if self.distributed.is_main else None,
+            max(self.last_step, run.max_steps),
             run.folder.path,
             self.distributed.rank,
             self.device,
         )
-        self.profile.check(max(self.last_step, run.max_steps))
         # With CPU offload, not the device of the forward pass.
         device = self.parallel.optimizer_device
         self.learning_rate = learning_rate

@@ -225,8 +225,9 @@ def scores_before(trainer: Trainer, evaluations: Evaluations | None) -> dict[str
     evaluates; {} otherwise, and if the run is resumed.
     """
     run = trainer.run
-    is_start = trainer.state.step == 0 and run.eval_steps > 0 and run.saves
-    if evaluations is None or not (is_start and run.task.scores_start):
+    if evaluations is None or trainer.state.step > 0:
+        return {}
+    if not (run.task.scores_start and run.eval_steps > 0 and run.saves):
         return {}
     evaluations.evaluate()
     return without_prefix(evaluations.results)

@@ -405,13 +405,21 @@ class ArgumentParser(argparse.ArgumentParser):
         """Exits with an error if given flags would be ignored. `effects`: names, whether they
         work, what they need.
         """
-        self.refuse(self._without_effect(args, effects))
+        self.refuse(
+            sentence
+            for names, works, needed in effects
+            if not works
+            for name in names
+            for sentence in self._without_effect(args, name, needed)
+        )
 
     def check_flags(self, args: Arguments) -> None:
         """Exits with one error if requirements or exclusions of flags are violated."""
         complaints = []
         for name, flag in self.flags.items():
-            asks = args.given(name) and not self._asks_nothing(vars(args)[name])
+            if not args.given(name):
+                continue
+            asks = not self._asks_nothing(vars(args)[name])
             for other in flag.excludes:
                 if asks and self._is_chosen(args, other, without_flags=False):
                     complaints.append(
@@ -419,8 +427,8 @@ class ArgumentParser(argparse.ArgumentParser):
                         "out"
                     )
             for need in flag.needs:
-                works = self._is_chosen(args, need, without_flags=True)
-                complaints += self._without_effect(args, [((name,), works, need)])
+                if not self._is_chosen(args, need, without_flags=True):
+                    complaints += self._without_effect(args, name, need)
         self.refuse(complaints)
 
     def refuse(self, complaints: Iterable[str]) -> None:
@@ -428,21 +436,13 @@ class ArgumentParser(argparse.ArgumentParser):
         if message := "; ".join(complaints):
             self.error(message)
 
-    def _without_effect(
-        self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
-    ) -> Iterator[str]:
-        """A sentence for each given flag that would be ignored; see `refuse_without_effect`."""
-        for names, works, needed in effects:
-            if works:
-                continue
-            for name in names:
-                if not args.given(name):
-                    continue
-                asks_nothing = self._asks_nothing(vars(args)[name]) and not self.get_default(name)
-                if not asks_nothing:
-                    flag = args._given[name]
-                    advice = f"add that, or leave {flag} out"
-                    yield f"{flag} has no effect without {needed}: {advice}"
+    def _without_effect(self, args: Arguments, name: str, needed: str) -> Iterator[str]:
+        """A sentence if the flag of the argument `name` is given, and asks for something."""
+        if not args.given(name):
+            return
+        if not self._asks_nothing(vars(args)[name]) or self.get_default(name):
+            flag = args._given[name]
+            yield f"{flag} has no effect without {needed}: add that, or leave {flag} out"
 
     @staticmethod
     def _asks_nothing(value: Any) -> bool:

@@ -23,12 +23,11 @@ def training_flops(
     num_tokens, num_sequences = float(lengths_N.sum()), len(lengths_N)
     forward = 0.0
     for encoder in model.encoders:
-        embedding_layers = linear_layers(encoder.embedding_modules)
-        forward += num_tokens * products(embedding_layers)
+        forward += num_tokens * products(encoder.embedding_modules)
         forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in encoder.layers)
     base = model.base_model
     if base.pooler is not None:
-        forward += num_sequences * products(linear_layers([base.pooler]))
+        forward += num_sequences * products([base.pooler])
     forward += head_flops(model, num_tokens, num_sequences, num_masked)
     return 3 * forward
 
@@ -40,22 +39,19 @@ def head_flops(
     if isinstance(model, EncoderModel):
         return 0.0
     heads = [module for module in model.children() if not isinstance(module, EncoderModel)]
-    layers = linear_layers(heads)
     if not isinstance(model, MaskedLanguageModel):
         has_pooling = model.base_model.pooling is not None
-        return (num_sequences if has_pooling else num_tokens) * products(layers)
-    flops = 0.0
+        return (num_sequences if has_pooling else num_tokens) * products(heads)
+    of_sequences = 0.0
     if isinstance(model, NextSentenceModel):
-        layers -= {model.next_sentence_layer}
-        flops = num_sequences * products([model.next_sentence_layer])
+        of_sequences = products([model.next_sentence_layer])
     output_size = 2 * model.word_embeddings.embedding_dim * model.config.padded_vocab_size
-    return flops + num_masked * (products(layers) + output_size)
+    of_masked = products(heads) - of_sequences + output_size
+    return num_sequences * of_sequences + num_masked * of_masked
 
 
-def linear_layers(modules: Iterable[nn.Module]) -> set[nn.Linear]:
-    return {part for module in modules for part in module.modules() if isinstance(part, nn.Linear)}
-
-
-def products(layers: Iterable[nn.Linear]) -> float:
-    """FLOPs for each row of the input."""
+def products(modules: Iterable[nn.Module]) -> float:
+    """FLOPs of the linear layers in `modules` for each row of the input."""
+    parts = {part for module in modules for part in module.modules()}
+    layers = [part for part in parts if isinstance(part, nn.Linear)]
     return float(sum(2 * layer.in_features * layer.out_features for layer in layers))
