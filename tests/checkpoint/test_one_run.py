@@ -11,6 +11,7 @@ from glue_runs import own_files, run, words
 from small_runs import files_of, run_here
 
 import run_glue
+from bert_recipe.checkpoint import start as starts
 from bert_recipe.training import prediction
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
@@ -128,3 +129,26 @@ def test_a_folder_is_locked_until_its_scores_are_written(
     assert run(files, tmp_path, *flags) == 0
     assert held == [tmp_path / STEPS]
     lock_folder(tmp_path / STEPS).close()
+
+
+def test_where_runs_start_is_decided_once_under_their_locks(files, tmp_path, monkeypatch, capsys):
+    """Of the seeds of a command, before the first of them trains."""
+    flags = (*own_files(files, "--do-train", "--do-eval"), "--num-seeds", 2, "--save-steps", 2)
+    assert run(files, tmp_path, *flags, "--max-steps", 4) == 0
+    folders = [tmp_path / STEPS / name for name in ("seed-42", "seed-43")]
+    for folder in folders:
+        shutil.rmtree(folder / "4")
+    steps = starts.newest_checkpoint
+    decided = []
+
+    def newest_checkpoint(folder, *arguments):
+        with pytest.raises(UserError, match="is in use by process"):
+            lock_folder(folder)
+        decided.append(folder)
+        return steps(folder, *arguments)
+
+    monkeypatch.setattr(starts, "newest_checkpoint", newest_checkpoint)
+    capsys.readouterr()
+    assert run(files, tmp_path, *flags, "--max-steps", 4, "--resume-from-checkpoint") == 0
+    assert decided == folders
+    assert capsys.readouterr().out.count("resumed from") == 2
