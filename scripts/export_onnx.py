@@ -3,8 +3,9 @@
 
     python3 scripts/export_onnx.py --init-checkpoint FOLDER --output-dir onnx/
 
-Classes, tags, answers, and sentence embeddings with their pooling. The result is compared with the
-model; the program fails if they differ. Needs: pip install transformers onnx onnxscript onnxruntime
+Classes, also on a frozen encoder, tags, answers, and sentence embeddings with their pooling. The
+result is compared with the model; the program fails if they differ. Needs: pip install transformers
+onnx onnxscript onnxruntime
 """
 
 import sys
@@ -26,11 +27,13 @@ if __name__ == "__main__":
 
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE, read_temperature
 from bert_recipe.checkpoint.sentence_folders import (
+    CLASSIFIER_MODULES,
     LENGTH_FILE,
     MODULES_FILE,
     PROMPTS_FILE,
     EmbeddingSettings,
 )
+from bert_recipe.tasks.classification.frozen import EPSILON, FrozenEncoder
 from bert_recipe.tokenization.files import TOKENIZER_FILES
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.files import atomic_folder
@@ -70,10 +73,19 @@ def wrapped_model(folder: Path) -> Any:
     from bert_recipe.checkpoint.weights import CLASSIFIERS
 
     class Wrapped(torch.nn.Module):
-        def __init__(self, model: torch.nn.Module, settings: EmbeddingSettings | None):
+        def __init__(
+            self,
+            model: torch.nn.Module,
+            settings: EmbeddingSettings | None,
+            frozen: FrozenEncoder | None = None,
+        ):
             super().__init__()
             self.model = model.eval()
             self.settings = settings
+            self.gives_logits = settings is None or frozen is not None
+            if frozen is not None:
+                self.weight_CE = torch.tensor(frozen.weight_CE)
+                self.bias_C = torch.tensor(frozen.bias_C)
 
         def forward(
             self,
@@ -94,6 +106,9 @@ def wrapped_model(folder: Path) -> Any:
             if self.settings.pooling == "mean":
                 mask = attention_mask.unsqueeze(2).to(output.last_hidden_state.dtype)
                 vectors = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+            if self.gives_logits:
+                vectors = torch.nn.functional.layer_norm(vectors, vectors.shape[1:], eps=EPSILON)
+                return torch.nn.functional.linear(vectors, self.weight_CE, self.bias_C)
             return torch.nn.functional.normalize(vectors) if self.settings.normalize else vectors
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -101,7 +116,9 @@ def wrapped_model(folder: Path) -> Any:
     is_classifier = architecture.endswith(CLASSIFIERS)
     if not is_classifier and (folder / MODULES_FILE).is_file():
         model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
-        return Wrapped(model, EmbeddingSettings.read(folder))
+        frozen = FrozenEncoder.read(folder)
+        settings = EmbeddingSettings.read(folder) if frozen is None else frozen.settings
+        return Wrapped(model, settings, frozen)
     if not is_classifier:
         raise UserError(
             f"{folder} is a {architecture or 'model without a class'}: give a fine-tuned model"
@@ -128,7 +145,7 @@ def export(folder: Path, target: Path) -> None:
             inputs,
             target / "model.onnx",
             input_names=names,
-            output_names=["embeddings" if model.settings is not None else "logits"],
+            output_names=["logits" if model.gives_logits else "embeddings"],
             dynamic_shapes=(axes,) * len(inputs),
             dynamo=True,
             verbose=False,
@@ -154,7 +171,7 @@ def outside_of_the_file(folder: Path) -> list[str]:
     """What the user of the ONNX file has to do, because the model of `folder` does it, too."""
     advice = []
     if (folder / MODULES_FILE).is_file():
-        settings = EmbeddingSettings.read(folder)
+        settings = EmbeddingSettings.read(folder, CLASSIFIER_MODULES)
         prompts = {name: text for name, text in settings.prompts.items() if text}
         if prompts:
             shown = ", ".join(f"{name} {text!r}" for name, text in prompts.items())

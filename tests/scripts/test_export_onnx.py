@@ -11,6 +11,7 @@ import transformers
 from conftest import TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
 
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, classifier_files
 from scripts import export_onnx
 
 TEXTS = ["one", "two words", "three more words than before in this text", "four"]
@@ -72,6 +73,27 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path, cap
         session = onnxruntime.InferenceSession(target / name)
         (found,) = session.run(None, {name: each.numpy() for name, each in batch.items()})
         np.testing.assert_allclose(found, expected.numpy(), atol=tolerance)
+
+
+def test_a_classifier_on_a_frozen_encoder_gives_the_logits_of_sentence_transformers(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder, target = tmp_path / "model", tmp_path / "onnx"
+    model_folder(folder, "BertModel")
+    weight_CE = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)
+    files = classifier_files(EmbeddingSettings(), weight_CE, weight_CE[:, 0], 64)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    export_onnx.main(["--init-checkpoint", str(folder), "--output-dir", str(target)])
+    batch = transformers.AutoTokenizer.from_pretrained(target)(
+        TEXTS, padding=True, return_tensors="np"
+    )
+    session = onnxruntime.InferenceSession(target / "model.onnx")
+    (found,) = session.run(["logits"], dict(batch))
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["model", "onnx"])
