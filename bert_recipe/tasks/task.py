@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what imports torch, which --help and errors of the command 
     from bert_recipe.config import LoaderConfig, RunConfig
     from bert_recipe.data_loading.loader import StreamDataset
     from bert_recipe.model.encoders.base import PreTrainedModel
+    from bert_recipe.model.encoders.heads import FirstOutputs
     from bert_recipe.model.token_stream import BatchCounts, MicroBatch
     from bert_recipe.parallel.runtime import Runtime
     from bert_recipe.tasks.baselines import Baselines
@@ -149,6 +150,11 @@ class Task(Protocol):
         for other tasks.
         """
         return None
+
+    @property
+    def first_outputs(self) -> FirstOutputs | None:
+        """Where the outputs of a new layer begin, see ClassificationModel; None: at 0."""
+        return self.numbers
 
     @property
     def advice(self) -> str:

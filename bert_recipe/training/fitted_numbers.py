@@ -7,7 +7,7 @@ import torch
 
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.weights import lacks_head
-from bert_recipe.model.encoders.heads import SequenceClassification
+from bert_recipe.model.encoders.heads import ClassificationModel
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.text_sequences import TextDataset
@@ -42,7 +42,7 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime
     targets = dataset.labels["scores"][rows]
     products = (outputs - centre) * (targets - targets.mean())
     scale = float(products.mean() / max(spread**2, 1e-6 * centre**2, 1e-12))
-    name = cast(SequenceClassification, parallel.model).output_layer_name
+    name = cast(ClassificationModel, parallel.model).output_layer_name
     parameters = parallel.named_parameters()  # of this rank
     if (weight := parameters.get(f"{name}.weight")) is not None:
         weight.mul_(scale)

@@ -13,7 +13,7 @@ from bert_recipe.checkpoint.start import StartKind, StartPoint
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.heads import SequenceClassification
+from bert_recipe.model.encoders.heads import ClassificationModel
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.files import is_same_path
@@ -128,8 +128,8 @@ class Run:
         """Builds the model on the meta device."""
         with torch.device("meta"):
             model = make_model(self.task.head, self.data.choice.config)
-        if self.task.numbers is not None:
-            cast(SequenceClassification, model).numbers = self.task.numbers
+        if self.task.first_outputs is not None:
+            cast(ClassificationModel, model).first_outputs = self.task.first_outputs
         return model
 
     def limits(self, batch_size: int | None = None) -> MicroBatchLimits:

@@ -175,20 +175,24 @@ def test_a_discriminator_of_electra_is_read_without_its_own_head(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta", "distilbert", "electra"])
-def test_outputs_of_a_new_layer_begin_with_mean_and_spread_of_the_numbers(kind):
-    model = make_pair(kind, "sequence_classification")[0].eval()
+@pytest.mark.parametrize("head", ["sequence_classification", "token_classification"])
+def test_outputs_of_a_new_layer_begin_where_they_are_told(kind, head):
+    model = make_pair(kind, head)[0].eval()
     stream, *_ = make_input()
 
-    def begun(numbers: tuple[float, float]) -> torch.Tensor:
+    def begun(bias: float | tuple[float, ...], factor: float) -> torch.Tensor:
         torch.manual_seed(3)
-        model.numbers = numbers
+        model.first_outputs = (bias, factor)
         model.init_weights()
         with torch.no_grad():
             return logits_of(model(stream)).double()
 
-    standard = begun((0.0, 1.0))
+    standard = begun(0.0, 1.0)
     assert standard.std() > 0
-    torch.testing.assert_close(begun((-200.0, 50.0)), 50 * standard - 200, rtol=0, atol=1e-3)
+    torch.testing.assert_close(begun(-200.0, 50.0), 50 * standard - 200, rtol=0, atol=1e-3)
+    biases = tuple(float(number) for number in range(standard.shape[-1]))
+    expected = standard + torch.tensor(biases)
+    torch.testing.assert_close(begun(biases, 1.0), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("prepared", [False, True])

@@ -279,6 +279,24 @@ def test_balanced_weights_of_labels_are_those_of_scikit_learn_for_each_label(tmp
         ClassificationTask.learning(options, TOKENIZER)
 
 
+@pytest.mark.parametrize("weights", ["none", "balanced"])
+def test_outputs_for_several_labels_begin_where_constant_ones_are_best(tmp_path, weights):
+    path = tmp_path / "train.csv"
+    cells = ["a", "a", "a|b", "", "", "a|c"] * 100
+    path.write_text("text,label\n" + "".join(f"text {n},{cell}\n" for n, cell in enumerate(cells)))
+    options = replace(OWN_FILE, task_name="multi-label", train_file=path, class_weights=weights)
+    task, dataset = ClassificationTask.learning(options, TOKENIZER)
+    bias, factor = task.first_outputs
+    assert factor == 1
+    values = dataset.labels["labels"]
+    sums = task.sums(*fixed_output(np.tile(bias, (len(values), 1)), values))
+    loss = sums["loss"].item() / len(values)
+    assert loss == pytest.approx(task.guessing_loss, rel=1e-4)
+    assert loss == pytest.approx(task.initial_loss, rel=1e-4)
+    if weights == "none":
+        assert 1 / (1 + np.exp(-np.array(bias))) == pytest.approx([4 / 6, 1 / 6, 1 / 6], rel=1e-2)
+
+
 def fixed_output(logits: np.ndarray, labels: np.ndarray) -> tuple:
     """A model that gives `logits` for a micro-batch of as many sequences of one token."""
     count = len(logits)

@@ -25,6 +25,8 @@ from bert_recipe.model.token_stream import TokenStream
 ModelsByHead = dict[str, type[PreTrainedModel]]
 
 
+FirstOutputs = tuple[float | tuple[float, ...], float]  # see ClassificationModel
+
 HiddenStates = tuple[Tensor, ...] | None  # with `output_hidden_states`, see EncoderOutput
 
 
@@ -131,8 +133,12 @@ class DenseClassifier(nn.Module):
 class ClassificationModel(PreTrainedModel):
     """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT
     has a `head` before it. classifier_class: from the numbers of inputs and outputs and the
-    dropout. classifier_name: in model folders.
+    dropout. classifier_name: in model folders. first_outputs: the bias of a new output layer, of
+    all outputs or each, and the factor of its weight: outputs that begin near 0 do not reach
+    numbers far from it, or the shares of rare tags, in a few hundred updates.
     """
+
+    first_outputs: FirstOutputs = (0.0, 1.0)
 
     classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: (
         Linear(inputs, outputs)
@@ -147,6 +153,20 @@ class ClassificationModel(PreTrainedModel):
         setattr(self, self.classifier_name, classifier)
         self.task_head = (f"{self.classifier_name}.",)
         self.init_weights(self.optional_heads)
+
+    @property
+    def output_layer_name(self) -> str:
+        has_dense = isinstance(getattr(self, self.classifier_name), DenseClassifier)
+        return f"{self.classifier_name}.out_proj" if has_dense else self.classifier_name
+
+    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
+        bias, spread = self.first_outputs
+        for name, value in super().initial_values(parts):
+            if name == f"{self.output_layer_name}.weight":
+                value *= spread
+            elif name == f"{self.output_layer_name}.bias":
+                value += torch.tensor(bias)
+            yield name, value
 
     @accepts_padded
     def forward(
@@ -208,12 +228,7 @@ class SequenceClassification(ClassificationModel):
 
         model = BertForSequenceClassification.from_pretrained(folder, labels=("no", "yes")).train()
         model(stream, labels=labels_N).loss.backward()
-
-    numbers: mean and standard deviation of the numbers to learn, where the outputs of a new layer
-        begin: from 0, a few hundred updates do not reach numbers far from it.
     """
-
-    numbers: tuple[float, float] = (0.0, 1.0)
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -225,20 +240,6 @@ class SequenceClassification(ClassificationModel):
         if self.config.multi_label:
             return F.binary_cross_entropy_with_logits(logits, labels.float())
         return super().loss(logits, labels)
-
-    @property
-    def output_layer_name(self) -> str:
-        has_dense = isinstance(getattr(self, self.classifier_name), DenseClassifier)
-        return f"{self.classifier_name}.out_proj" if has_dense else self.classifier_name
-
-    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
-        mean, deviation = self.numbers
-        for name, value in super().initial_values(parts):
-            if name == f"{self.output_layer_name}.weight":
-                value *= deviation
-            elif name == f"{self.output_layer_name}.bias":
-                value += mean
-            yield name, value
 
 
 class TokenClassification(ClassificationModel):

@@ -115,6 +115,20 @@ def loss_of_guessing(
     return constant_loss(share_C, weights, label_smoothing)
 
 
+def first_log_odds(values_nC: np.ndarray, class_weights: Sequence[float]) -> np.ndarray:
+    """The log-odds [C] of each label, where outputs for several labels begin: from 0, training
+    lowers all outputs first, and may end with none above it.
+
+    values_nC: multi-hot labels. class_weights: of the loss, see ClassificationTask.
+    """
+    num_present_C = values_nC.sum(axis=0)
+    odds_C = (num_present_C + 0.5) / (len(values_nC) - num_present_C + 0.5)
+    if class_weights:
+        absent_C, present_C = np.array(class_weights).reshape(2, -1)
+        odds_C = odds_C * present_C / absent_C
+    return np.log(odds_C)
+
+
 def counts_of(values: np.ndarray, spec: TaskSpec) -> dict[str, int]:
     """The number of samples of each label. values: see `label_values`."""
     if spec.multi_label:

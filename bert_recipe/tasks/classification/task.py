@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bert_recipe.checkpoint.sentence_folders import CLASSIFIER_MODULES, EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.heads import FirstOutputs
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.baselines import once
@@ -30,6 +31,7 @@ from bert_recipe.tasks.classification.labels import (
     check_learnt,
     check_pairs,
     find_labels,
+    first_log_odds,
     label_values,
     labels_of_model,
     loss_of_guessing,
@@ -86,7 +88,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         is a question of two classes, absent and present; the weights are then those of absent
         labels and of present ones [2C].
     baseline_rows: what the baselines learn from, of the training file.
-    guessing_loss, numbers: see Task.
+    guessing_loss, numbers, first_outputs: see Task.
     frozen: of an encoder that is not trained, for which a classifier is fitted, or None.
     """
 
@@ -99,6 +101,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     baseline_rows: LabelledTexts | None = field(default=None, compare=False, repr=False)
     guessing_loss: float | None = None
     numbers: tuple[float, float] | None = None
+    first_outputs: FirstOutputs | None = None
     frozen: FrozenEncoder | None = field(default=None, compare=False, repr=False)
     defaults_kind: str | None = "texts"
 
@@ -148,7 +151,9 @@ class ClassificationTask(FineTuningTask, SeparableTask):
 
     @property
     def initial_loss(self) -> float | None:
-        if self.multi_label or self.spec.negatives:
+        if self.multi_label:
+            return self.guessing_loss
+        if self.spec.negatives:
             return math.log(2)
         return None if self.spec.regression else math.log(len(self.spec.labels))
 
@@ -217,6 +222,9 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         numbers = None
         if spec.regression and not spec.negatives:
             numbers = (float(values.mean()), float(values.std()) or 1.0)
+        first_outputs: FirstOutputs | None = numbers
+        if spec.multi_label:
+            first_outputs = (tuple(first_log_odds(values, weights).tolist()), 1.0)
         baseline_rows = None
         if options.baseline and options.eval_files:
             baseline_rows = LabelledTexts.draw(examples, values, max(1, len(spec.labels)))
@@ -235,6 +243,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             baseline_rows=baseline_rows,
             guessing_loss=loss_of_guessing(values, spec, weights, options.label_smoothing),
             numbers=numbers,
+            first_outputs=first_outputs,
             frozen=frozen,
             defaults_kind="texts" if frozen is None else None,
         )
