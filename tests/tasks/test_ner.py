@@ -22,6 +22,7 @@ from conftest import (
     write_json_lines,
 )
 from hugging_face import bert_tokenizer
+from safetensors.torch import load_file
 from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import pipeline
@@ -302,6 +303,21 @@ def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same
         tmp_path / "b",
     )
     assert read_json(again.parents[2] / "b/custom/ner/scores.json")["f1"] == 1
+
+
+def test_a_new_output_layer_begins_at_the_shares_of_the_tags(tmp_path):
+    rows = sentences(24, 0)
+    table = write_conll(tmp_path / "a.conll", rows)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    flags = ("--do-train", "--train-file", table, "--max-steps", 1, "--learning-rate", 1e-9)
+    flags += ("--max-seq-length", 24)
+    assert run_ner.main(fine_tuning_words(tmp_path / "config.json", tmp_path, *flags)) == 0
+    saved = tmp_path / "custom/ner/1/model.safetensors"
+    names = read_json(saved.with_name("config.json"))["id2label"]
+    tags = [tag for _, sentence_tags in rows for tag in sentence_tags]
+    shares = [tags.count(names[str(index)]) / len(tags) for index in range(len(names))]
+    bias = load_file(saved)["classifier.bias"]
+    torch.testing.assert_close(bias.exp(), torch.tensor(shares), rtol=1e-5, atol=0)
 
 
 def test_json_lines_have_spans_of_characters(tmp_path):

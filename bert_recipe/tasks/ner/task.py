@@ -4,7 +4,6 @@ Legend: n sentences, U units (see token_labels.py), T tokens, C tags.
 """
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.heads import FirstOutputs
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.baselines import constant_loss, once
@@ -68,7 +68,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         scripts without spaces.
     form: of the files, once it is known.
     word_tags_of_training: what the baseline learns from.
-    guessing_loss: see Task.
+    guessing_loss, first_outputs: see Task. A new output layer begins at the tags' shares.
     """
 
     options: TokenClassificationOptions
@@ -78,6 +78,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     form: SentenceForm | None = None
     split: Split | None = None
     guessing_loss: float | None = None
+    first_outputs: FirstOutputs | None = None
     word_tags_of_training: WordTags | None = field(default=None, compare=False, repr=False)
 
     name = "ner"
@@ -97,7 +98,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
     @property
     def initial_loss(self) -> float | None:
-        return math.log(len(self.labels))
+        return self.guessing_loss
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         logits_TC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
@@ -154,7 +155,10 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         guessing_loss = constant_loss(counts / counts.sum(), smoothing=options.label_smoothing)
         has_scores = options.eval_file is not None or split is not None
         word_tags = WordTags.draw(dataset) if options.baseline and has_scores else None
-        task = cls(options, length, labels, label_all_tokens, form, split, guessing_loss, word_tags)
+        log_shares = np.log(counts.clip(min=1) / counts.sum())
+        first_outputs = (tuple(log_shares.tolist()), 1.0)
+        parts = (split, guessing_loss, first_outputs, word_tags)
+        task = cls(options, length, labels, label_all_tokens, form, *parts)
         return task, dataset
 
     @classmethod
