@@ -88,7 +88,7 @@ def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_
     words = ["--config-file", tmp_path / "config.json", "--vocab-file", vocab]
     words += ["--output-dir", tmp_path / "out", "--device", "cpu", "--do-train", "--do-eval"]
     words += ["--train-file", tmp_path / "train.jsonl", "--eval-file", tmp_path / "dev.jsonl"]
-    words += ["--max-seq-length", 100, "--epochs", 50, "--train-batch-size", 4]
+    words += ["--max-seq-length", 100, "--epochs", 75, "--train-batch-size", 4]
     assert run_ner.main([str(word) for word in [*words, "--learning-rate", "0.005"]]) == 0
     (folder,) = tmp_path.glob("out/*/ner")
     assert read_json(folder / "scores.json")["f1"] == 1
