@@ -18,7 +18,7 @@ objective=${OBJECTIVE:-$objective}
 if [[ $objective == neighbours ]]; then
   length=64 steps=500 batch=8 merged=1 save_steps=100
 else
-  length=512 steps=5000 batch=32 merged=8 save_steps=500
+  length=512 steps=None batch=32 merged=8 save_steps=500
 fi
 ARGUMENTS=(
   # name                        | default            | kind               | help
@@ -27,7 +27,7 @@ ARGUMENTS=(
   "out_dir                      | required           | text               | folder for data and results, named after the domain"
   "new_words                    | 1000               | positive_int       | words of the domain to add to the vocabulary"
   "sequence_length              | $length            | positive_int       | tokens per sample or passage"
-  "train_steps                  | $steps             | positive_int       | updates"
+  "train_steps                  | $steps             | text               | updates; None: four passes over the texts, at most 5,000"
   "train_batch_size             | $batch             | positive_int       | sequences, or pairs of passages, per micro-batch of a GPU"
   "gradient_accumulation_steps  | $merged            | positive_int       | micro-batches per update"
   "learning_rate                | None               | text               | peak learning rate; None: that of the preset"
@@ -74,6 +74,8 @@ parse_arguments "$@"
 [[ $learning_rate == None ]] || is_valid non_negative_float "$learning_rate" ||
   fail "argument 9 (learning_rate) is '$learning_rate': expected $(describe_kind non_negative_float)"
 is_valid "$OBJECTIVES" "$objective" || fail "OBJECTIVE is '$objective': expected $(describe_kind "$OBJECTIVES")"
+[[ $train_steps == None && $objective == masked_words ]] || is_valid positive_int "$train_steps" ||
+  fail "argument 6 (train_steps) is '$train_steps': expected $(describe_kind positive_int)"
 for position in 4 12; do
   [[ $objective == masked_words || ${!position:-None} == None ]] ||
     fail "argument $position is for masked words, and this run is for sentence embeddings: leave it empty (see --help)"
@@ -141,7 +143,8 @@ check_flags() { # program flag...
 sys.argv[0] = '$1.py'
 program.parse_arguments()" "${@:2}"
 }
-check_flags "$program" --max-steps "$train_steps" "${run_flags[@]}" "${shared_flags[@]}"
+MOST_STEPS=5000
+check_flags "$program" --max-steps "${train_steps/None/$MOST_STEPS}" "${run_flags[@]}" "${shared_flags[@]}"
 task_flags=()
 if [[ -n $task_file ]]; then
   task_flags=(
@@ -159,6 +162,17 @@ require_held_out() {
     fail "argument 2 (corpus): $corpus has fewer than four documents, too few to hold one out: give more texts, or" \
       'DATA_ARGS="--empty-line document" if an empty line ends a document'
 }
+# More passes over a text teach little (Muennighoff et al., 2023, arXiv 2305.16264).
+PASSES=4
+steps_of_passes() { # folder_of_samples samples_per_update
+  python3 -c 'import json, sys
+folder, batch, passes, most = sys.argv[1], *map(int, sys.argv[2:])
+with open(folder + "/manifest.json") as manifest:
+    samples = json.load(manifest)["counts"]["samples"]
+steps = min(most, max(1, passes * samples // batch))
+print(f"{samples:,} samples: {steps:,} updates of {batch}", file=sys.stderr)
+print(steps)' "$1" "$2" "$PASSES" "$MOST_STEPS"
+}
 report_at_exit "$RESULTS_DIR"
 if [[ $objective == neighbours ]]; then
   python3 "$root/data/prepare.py" format corpus "$corpus" --output-dir "$out_dir" --sentence-splitter passage \
@@ -173,6 +187,8 @@ else
     --add "$new_words" --model-name "$BERT_MODEL" --lengths "$sequence_length" --dynamic-masking --no-nsp \
     --pack-documents "${split_flags[@]}" "${data_words[@]}"
   require_held_out
+  [[ $train_steps != None ]] ||
+    train_steps=$(steps_of_passes "$samples/training" $((train_batch_size * gradient_accumulation_steps * batch_processes)))
   run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" "${run_flags[@]}"
 fi
 [[ -n $task_file && $only_estimates == false && $enable_benchmark == false && -z ${DOCTOR:-} ]] || exit 0

@@ -155,6 +155,7 @@ BAD = {
         ("post-ln d1", ["argument 3 (out_dir) is missing"]),
         ("post-ln nowhere law", ["corpus", "nowhere does not exist"]),
         ("post-ln d1 law '' '' '' '' '' fast", ["learning_rate", "'fast'"]),
+        ("post-ln d1 law '' '' 0", ["train_steps", "'0'"]),
         ("init d1 law", ["init holds neither model.safetensors"]),
         ("post-ln d1 law", ["PHASE is for run_pretraining.sh"], {"PHASE": "2"}),
         (

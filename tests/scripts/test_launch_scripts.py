@@ -279,7 +279,7 @@ RUNS = {
         "dataset=corpus output_dir=new/law extend=post-ln add=1000 "
         "model_name=post-ln-law lengths='[(512, 0)]' dynamic_masking=True nsp=False "
         "pack_documents=True test_fraction=0.05 max_document_kb=50.0",
-        "phase1=True from_pretrained_params=new/law/vocab/post-ln-law max_steps=5000 "
+        "phase1=True from_pretrained_params=new/law/vocab/post-ln-law max_steps=12 "
         "input_dir=new/law/hdf5/seq_512/training eval_dir=new/law/hdf5/seq_512/test eval_steps=500 "
         "max_seq_length=512 learning_rate=0.0001 amp=True device=cuda "
         "lr_decay_proportion=0.2 from_checkpoint=new/law/results/post-ln-law/phase1",
@@ -315,7 +315,19 @@ RUNS = {
         "continue_pretraining.sh sentences d1 law",
         {"OBJECTIVE": "masked_words"},
         "dataset=corpus extend=sentences add=1000 lengths='[(512, 0)]'",
-        "phase1=True from_pretrained_params=law/vocab/sentences-law max_steps=5000",
+        "phase1=True from_pretrained_params=law/vocab/sentences-law max_steps=12",
+    ),
+    "continue: four passes over a few texts": (
+        "continue_pretraining.sh post-ln d1 law",
+        {"FAKE_SAMPLES": "63"},
+        "dataset=corpus",
+        "max_steps=1 batch_size=32",
+    ),
+    "continue: four passes over many texts": (
+        f"continue_pretraining.sh post-ln d1 law {empty(3, '16 2')}",
+        {"FAKE_SAMPLES": "1000000"},
+        "dataset=corpus",
+        "max_steps=5000 batch_size=16",
     ),
 }
 

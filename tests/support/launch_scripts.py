@@ -35,6 +35,8 @@ arguments = sys.argv[1 + (sys.argv[1] == "-P") :]
 if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
     sys.exit("FAKE_LACKS" in os.environ)
 if arguments[0] == "-c":
+    if "manifest.json" in arguments[1]:
+        os.execv(sys.executable, [sys.executable, *arguments])
     sys.exit(print(os.environ["FAKE_GPUS"]) if "torch" in arguments[1] else 0)
 if arguments[0].endswith("model_name.py"):
     os.execv(sys.executable, [sys.executable, *arguments])
@@ -89,6 +91,12 @@ if arguments[0].endswith("prepare.py") and "FAKE_FEW_DOCUMENTS" not in os.enviro
     held_out = os.path.join(flags.get("--output-dir", "data"), "sharded", "test")
     os.makedirs(held_out, exist_ok=True)
     open(os.path.join(held_out, "shard-00000.txt"), "w").close()
+    if "--lengths" in flags:
+        length = "seq_" + flags["--lengths"]
+        samples = os.path.join(flags["--output-dir"], "hdf5", length, "training")
+        os.makedirs(samples, exist_ok=True)
+        with open(os.path.join(samples, "manifest.json"), "w") as manifest:
+            manifest.write('{{"counts": {{"samples": %s}}}}' % os.environ.get("FAKE_SAMPLES", 800))
 if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os.environ:
     os.makedirs(os.path.join(flags["--from-checkpoint"], flags["--max-steps"]), exist_ok=True)
 try:
