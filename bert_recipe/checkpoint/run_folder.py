@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_recipe.checkpoint.best import find_best, link_best, take_best
 from bert_recipe.checkpoint.folder import (
@@ -15,9 +16,11 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.identity import overwrite
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path, write_atomically
+
+if TYPE_CHECKING:  # it imports torch, which scripts that ask for a model's name do without
+    from bert_recipe.utils.distributed import DistributedContext
 
 
 class RunFolder:
@@ -29,7 +32,7 @@ class RunFolder:
     locks: unlocks it at the end.
     """
 
-    def __init__(self, path: Path, distributed: DistributedContext, locks: ExitStack):
+    def __init__(self, path: Path, distributed: "DistributedContext", locks: ExitStack):
         self.path, self.distributed, self.locks = path, distributed, locks
         self.lock_held: FolderLock | None = None
 
