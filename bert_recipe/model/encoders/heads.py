@@ -132,10 +132,13 @@ class DenseClassifier(nn.Module):
 
 class ClassificationModel(PreTrainedModel):
     """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT
-    has a `head` before it. classifier_class: from the numbers of inputs and outputs and the
-    dropout. classifier_name: in model folders. first_outputs: the bias of a new output layer, of
-    all outputs or each, and the factor of its weight: outputs that begin near 0 do not reach
-    numbers far from it, or the shares of rare tags, in a few hundred updates.
+    has a `head` before it.
+
+    classifier_class: from the numbers of inputs and outputs and the dropout.
+    classifier_name: in model folders.
+    first_outputs: the bias of a new output layer, of all outputs or each, and the factor of its
+        weight: outputs that begin near 0 do not reach numbers far from it, or the shares of rare
+        tags, in a few hundred updates.
     """
 
     first_outputs: FirstOutputs = (0.0, 1.0)
@@ -160,12 +163,12 @@ class ClassificationModel(PreTrainedModel):
         return f"{self.classifier_name}.out_proj" if has_dense else self.classifier_name
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
-        bias, spread = self.first_outputs
+        bias, factor = self.first_outputs
         for name, value in super().initial_values(parts):
             if name == f"{self.output_layer_name}.weight":
-                value *= spread
+                value *= factor
             elif name == f"{self.output_layer_name}.bias":
-                value += torch.tensor(bias)
+                value += torch.tensor(bias, device="cpu")
             yield name, value
 
     @accepts_padded

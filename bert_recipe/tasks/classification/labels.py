@@ -119,7 +119,8 @@ def first_log_odds(values_nC: np.ndarray, class_weights: Sequence[float]) -> np.
     """The log-odds [C] of each label, where outputs for several labels begin: from 0, training
     lowers all outputs first, and may end with none above it.
 
-    values_nC: multi-hot labels. class_weights: of the loss, see ClassificationTask.
+    values_nC: multi-hot labels.
+    class_weights: of the loss, see ClassificationTask.
     """
     num_present_C = values_nC.sum(axis=0)
     odds_C = (num_present_C + 0.5) / (len(values_nC) - num_present_C + 0.5)
