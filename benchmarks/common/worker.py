@@ -144,7 +144,7 @@ def measure_in_turns(
             for name, worker in workers.items():
                 results[name].append(worker.call("turn", number, *arguments))
                 bar.update()
-    results = {name: results[1:] for name, results in results.items()}
+    results = {name: turns[1:] for name, turns in results.items()}
     memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
     for worker in workers.values():
         worker.close()
