@@ -125,7 +125,7 @@ def read_table(path: Path) -> list[list[str]]:
     """The rows of a CSV or TSV file, the header first."""
     csv.field_size_limit(MAX_LINE)
     text = path.read_bytes().decode("utf-8-sig")
-    # That of CSV stands after the name of the first column.
+    # CSV's delimiter is the character after `text`, the name of its first column.
     delimiter = text[len("text")] if path.suffix == ".csv" else "\t"
     return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
 
