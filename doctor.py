@@ -78,9 +78,7 @@ def alone(config: RunConfig) -> RunConfig:
         config.parallel, shard_degree=1, replicate_degree=None, cpu_offload=False, compile=what
     )
     trainer = replace(config.trainer, benchmark=False, profile_update=None)
-    return replace(
-        config, parallel=parallel, trainer=trainer, runtime=runtime, world_size=1, num_seeds=1
-    )
+    return replace(config, parallel=parallel, trainer=trainer, runtime=runtime, world_size=1)
 
 
 def examine(name: str, processes: int, args: Arguments) -> int:
@@ -100,7 +98,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     with findings.check(), start_runtime(single, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
         options = PROGRAMS[name].task_options(args)
-        # Of the first fold, if there are several.
+        # Of the first seed or fold, if there are several.
         run = next(iter(open_runs(single, options, runtime, findings.decide_start).values()))
         loader = config.loader
         if "global_batch_size" in config.chosen_by_rule:
