@@ -41,7 +41,7 @@ from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory
 from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer
 from bert_recipe.utils import requirements
-from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.errors import UserError, error_message, one_line
 from bert_recipe.utils.memory import available_memory
 from bert_recipe.utils.progress import print_line
 
@@ -74,7 +74,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.num_wrong = 0
-        self.may_start = False  # see decide_start
+        self.may_start = True  # see decide_start
 
     def report(self, level: str, text: str) -> None:
         """level: ok, warning or wrong."""
@@ -87,20 +87,21 @@ class Findings:
 
     @contextlib.contextmanager
     def check(self) -> Iterator[None]:
-        """Reports a UserError as a finding."""
+        """Reports a UserError, or an error of the machine, as a finding."""
         try:
             yield
-        except UserError as error:
-            self.report("wrong", str(error))
+        except (UserError, OSError) as error:
+            if (message := error_message(error)) is None:
+                raise
+            self.report("wrong", message)
 
     def decide_start(self, named: NamedStart, folder: RunFolder, settings: RunConfig) -> StartPoint:
         """Where a run starts; if that is refused, which is reported, the weights that the flags
         name.
         """
         with self.check():
-            start = decide_start(named, folder, settings)
-            self.may_start = True
-            return start
+            return decide_start(named, folder, settings)
+        self.may_start = False
         return StartPoint.of_weights(named.folder)
 
 
