@@ -287,7 +287,7 @@ def train(
     trainer.train(batches)
     # By (epoch, step), "PARAMETER" for the settings, or () for the result of the run.
     records = dict(recorder.records)
-    if () not in records:  # stopped by a signal
+    if not records.get(()):  # stopped by a signal
         raise KeyboardInterrupt
     steps_made = sorted(records.keys() - {(), "PARAMETER"})
     losses = [records[step]["loss"] for step in steps_made]

@@ -5,8 +5,8 @@ from typing import cast
 import numpy as np
 import torch
 
-from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.checkpoint.weights import lacks_head
+from bert_recipe.checkpoint.start import no_log
+from bert_recipe.checkpoint.weights import weights_for
 from bert_recipe.model.encoders.heads import ClassificationModel
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
@@ -19,14 +19,17 @@ LARGEST_RATIO = 5.0  # of their standard deviations
 
 
 @torch.no_grad()  # inference mode would leave FSDP2 what it gathers as tensors not to be trained
-def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime: Runtime) -> None:
+def fit_to_numbers(run: Run, parallel: ParallelModel, runtime: Runtime) -> None:
     """Refits the output layer of starting weights whose outputs lie elsewhere than the numbers to
     learn, which few updates would not reach: the outputs are scaled and shifted by least squares.
     """
     weights, numbers = run.start.weights, run.task.numbers
-    if weights is None or numbers is None or state.samples_consumed > 0:
+    if weights is None or numbers is None or run.start.progress is not None:
         return
-    if lacks_head(parallel.model, weights.tensors):
+    name = cast(ClassificationModel, parallel.model).output_layer_name
+    loaded = weights_for(parallel.model, weights, no_log)
+    weights.forget_tensors()
+    if f"{name}.weight" not in loaded:  # it begins at the numbers
         return
     mean, deviation = numbers
     dataset = cast(TextDataset, run.data.dataset)
@@ -42,7 +45,6 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, state: TrainState, runtime
     targets = dataset.labels["scores"][rows]
     products = (outputs - centre) * (targets - targets.mean())
     scale = float(products.mean() / max(spread**2, 1e-6 * centre**2, 1e-12))
-    name = cast(ClassificationModel, parallel.model).output_layer_name
     parameters = parallel.named_parameters()  # of this rank
     if (weight := parameters.get(f"{name}.weight")) is not None:
         weight.mul_(scale)

@@ -182,7 +182,7 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     state = make_state(run, parallel, learning_rate, runtime)
     state.restore()
     check_updates_left(state.schedule_start, run.max_steps)
-    fit_to_numbers(run, parallel, state, runtime)
+    fit_to_numbers(run, parallel, runtime)
 
     if begins_with_head(model, run, state):
         state.start_encoder(None)
