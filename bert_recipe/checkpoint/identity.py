@@ -45,7 +45,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """The identity of a run.
 
-    weights: see `Start.weights_digest`.
+    weights: see `StartPoint.weights_digest`.
     model_config: the architecture.
     tokenizer: of the model.
     data: digest of the training data.

@@ -69,8 +69,8 @@ class StartPoint:
     """Where a run starts: what it takes over, and from which folder.
 
     source: whose weights are loaded; None for random ones.
-    weights: the starting weights of the run, which one that is resumed does not load again; None
-        for random ones, and if that run has lost their folder, as `problem` says.
+    weights: the starting weights of the run, which are not loaded again if it is resumed; None for
+        random ones, or if they are lost, which only a run that is resumed may have: see `problem`.
     progress: of `source`, where its updates are taken over.
     """
 
@@ -229,7 +229,6 @@ def choose_checkpoint(named: NamedStart, folder: Path) -> Path | None:
         given = newest_checkpoint(folder, log, step_in(folder, given)) or given
         if given is None:
             refuse_damaged(folder)
-            print_line(f"no checkpoint in {folder} yet: starting at step 1")
     elif (newest := newest_checkpoint(folder, no_log, step_in(folder, given))) is not None:
         raise UserError(
             f"{folder} already holds step {newest.name}: add --resume-from-checkpoint to resume "

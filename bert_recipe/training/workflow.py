@@ -18,7 +18,7 @@ from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.record import SCORES_FILE
-from bert_recipe.checkpoint.start import no_log
+from bert_recipe.checkpoint.start import StartKind, no_log
 from bert_recipe.checkpoint.weights import load_weights
 from bert_recipe.config import RunConfig, is_step
 from bert_recipe.config.arguments import startup_messages
@@ -251,8 +251,12 @@ def report_losses(trainer: Trainer, runtime: Runtime) -> dict[str, float]:
 
 
 def notes_before_training(trainer: Trainer) -> list[str]:
-    run = trainer.run
+    run, flags = trainer.run, trainer.run.settings.start
     notes = [run.note] if run.note else []
+    asks = (flags.resume or flags.from_checkpoint is not None) and not flags.overwrite
+    if asks and run.saves and run.start.kind is not StartKind.RESUMED:
+        first = trainer.state.step + 1
+        notes.append(f"no checkpoint in {run.folder} yet: starting at step {first}")
     is_random = trainer.state.step == 0 and run.start.weights is None
     if is_random and run.task.without_weights:
         notes.append(f"warning: {run.task.without_weights}")
