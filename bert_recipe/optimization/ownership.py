@@ -14,8 +14,11 @@ from bert_recipe.utils import collectives
 
 
 class OwnedMatrix(Protocol):
-    """p: this rank's rows of a parameter; all of them unless parameters are sharded. rows: number
-    of rows on all ranks. cost: of its update, in any unit.
+    """A matrix that one rank updates.
+
+    p: this rank's rows of a parameter; all of them unless parameters are sharded.
+    rows: number of rows on all ranks.
+    cost: of its update, in any unit.
     """
 
     @property

@@ -135,7 +135,11 @@ def sorted_rows(
     make_scores: Callable[[np.ndarray], Mapping[str, RowScore]],
     outcomes: Outcomes,
 ) -> ScoredRows:
-    """make_scores: takes the order of the rows. outcomes: not yet in that order."""
+    """The rows of a file in the order of their keys.
+
+    make_scores: takes that order.
+    outcomes: not yet in it.
+    """
     order = sort_order(keys)
     keys = [keys[place] for place in order]
     return ScoredRows(keys, make_scores(order), outcomes.in_order(order))

@@ -145,7 +145,8 @@ class TokenizerFile:
     """The file of a tokenizer, read and parsed once: BERT's vocabulary with one token per line, or
     Hugging Face's `tokenizer.json`. Raises UserError if it is missing.
 
-    content: the file's bytes. is_json: whether it is a JSON object.
+    content: the file's bytes.
+    is_json: whether it is a JSON object.
     """
 
     def __init__(self, path: str | Path):

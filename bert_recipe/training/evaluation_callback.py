@@ -19,7 +19,8 @@ from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 class Evaluations(Callback):
     """Evaluates the weights at the steps of the run.
 
-    best: keeps the best checkpoint, or None. results: the metrics of the last evaluation.
+    best: keeps the best checkpoint, or None.
+    results: the metrics of the last evaluation.
     at_start: those of the starting weights, if they were evaluated for the log.
     """
 

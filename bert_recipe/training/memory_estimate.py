@@ -113,8 +113,12 @@ Bytes = Counter[str]  # by component
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes per process. peak: on the device, by component, in the phase `moment`; largest: maximum
-    of each component over phases; host: additional CPU memory, if the device is a GPU.
+    """Bytes per process.
+
+    moment: the phase of an update with the largest sum.
+    peak: on the device, by component, in that phase.
+    largest: maximum of each component over phases.
+    host: additional CPU memory, if the device is a GPU.
     """
 
     moment: str

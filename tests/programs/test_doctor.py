@@ -1,5 +1,6 @@
 """doctor.py: a line for each thing that is right or wrong, and the exit code."""
 
+import errno
 import itertools
 import math
 import shutil
@@ -17,6 +18,7 @@ from small_runs import RunInputs, run_here, steps_folder, train
 
 import doctor
 import run_pretraining
+from bert_recipe.checkpoint import run_folder
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.start import StartPoint
 from bert_recipe.config.arguments import make_run_config
@@ -152,6 +154,33 @@ def test_an_output_folder_that_cannot_be_written_to_is_wrong(
     result = examine(*inputs.command(tmp_path / "out", "--max-steps", 2))
     assert result.returncode == 2, result.stdout
     assert_says(lines_of(result, "wrong"), "--output-dir: cannot write to", "Not a directory")
+
+
+def test_a_run_folder_that_cannot_be_written_to_is_one_of_the_findings(
+    inputs: RunInputs, tmp_path, monkeypatch
+):
+    for slow in ("check_overfitting", "check_updates"):
+        monkeypatch.setattr(checks, slow, lambda *_: None)
+    (tmp_path / "out" / "custom" / "phase1").mkdir(parents=True)
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(run_folder, "lock_folder", refuse)
+    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 2))
+    assert result.returncode == 2, result.stdout
+    assert_says(lines_of(result, "wrong"), "custom/phase1: permission denied")
+    assert "data: " in result.stdout and "starts from" not in result.stdout
+
+
+def test_the_seeds_of_a_command_that_resumes_are_examined(inputs: RunInputs, tmp_path, monkeypatch):
+    for slow in ("check_overfitting", "check_updates"):
+        monkeypatch.setattr(checks, slow, lambda *_: None)
+    command = inputs.command(tmp_path / "out", "--max-steps", 2, "--num-seeds", 2)
+    assert run_pretraining.main([*command, "--steps-this-run", "1"]) == 0
+    result = examine(*command, "--resume-from-checkpoint")
+    assert "several seeds" not in result.stdout
+    assert_says(lines_of(result, "ok"), "seed-42/1")
 
 
 def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_path, monkeypatch):

@@ -149,6 +149,15 @@ def test_a_model_of_other_numbers_goes_on_from_what_it_has_learnt(files, tmp_pat
         assert ("was fitted to other numbers" in capsys.readouterr().out) == (name != "alike")
 
 
+def test_a_model_of_classes_has_no_numbers_to_scale(files, tmp_path, capsys):
+    """Its output layer is left out, and the new one begins at the numbers."""
+    assert run(files, tmp_path, *own_files(files, "--do-train"), "--max-steps", 1) == 0
+    (model,) = tmp_path.glob("*/classification/*/model.safetensors")
+    flags = ("--init-checkpoint", model.parent, "--max-steps", 1)
+    learn_numbers(files, tmp_path, (1000, 5000), *flags)
+    assert "was fitted to other numbers" not in capsys.readouterr().out
+
+
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"

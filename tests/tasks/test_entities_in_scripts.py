@@ -3,6 +3,8 @@ Expected spans are written by hand.
 """
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,9 +33,12 @@ TEXTS = [
 ]
 
 
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
 def wordpiece(folder: Path) -> Path:
     characters = sorted({character for text, _ in TEXTS for character in text if character.strip()})
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters]
+    tokens = [*SPECIAL, *characters]
     tokens += [f"##{character}" for character in characters]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     return folder / "vocab.txt"
@@ -43,27 +48,31 @@ def byte_level(folder: Path) -> Path:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return train(tokenizer, trainers.BpeTrainer, folder)
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text for text, _ in TEXTS], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
 
 
 def unigram(folder: Path) -> Path:
-    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    """Characters and beginnings of words: a trained vocabulary differs from training to
+    training.
+    """
+    words = [f"▁{word}" for text, _ in TEXTS for word in text.split()]
+    counts = Counter(character for word in words for character in word)
+    counts.update(word[:2] for word in words)
+    total = counts.total()
+    pieces = [(token, 0.0) for token in SPECIAL]
+    pieces += [(piece, math.log(count / total)) for piece, count in counts.items()]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=1))
+    tokenizer.add_special_tokens(SPECIAL)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    return train(tokenizer, trainers.UnigramTrainer, folder, unk_token="[UNK]")
-
-
-def train(tokenizer: tokenizers.Tokenizer, trainer, folder: Path, **settings) -> Path:
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet() if trainer is trainers.BpeTrainer else []
-    made = trainer(
-        vocab_size=330,
-        special_tokens=names,
-        initial_alphabet=alphabet,
-        show_progress=False,
-        **settings,
-    )
-    tokenizer.train_from_iterator([text for text, _ in TEXTS], made)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 

@@ -23,7 +23,9 @@ CONLL_U_COLUMNS = 10  # the fourth one has parts of speech, the last one remarks
 
 class SentenceColumns(NamedTuple):
     """Columns that the user chose: numbers from 1 in files of columns, names in JSON and Parquet.
-    None: found by the file's form. group: of what is held out together; None for none.
+
+    words, tags: None if they follow from the file's form.
+    group: of what is held out together; None for none.
     """
 
     words: str | None = None

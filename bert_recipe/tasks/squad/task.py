@@ -232,8 +232,10 @@ def window_features(
     window_position: int,
     answer: tuple[int, int] | None,
 ) -> list[Feature]:
-    """The features of a question. window_position: where a window begins in its sequence. answer:
-    its first and last token in the context, or None.
+    """The features of a question.
+
+    window_position: where a window begins in its sequence.
+    answer: its first and last token in the context, or None.
     """
     features = []
     for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
