@@ -379,14 +379,15 @@ def test_figures_of_readme_are_those_of_the_pages():
 
 
 def test_what_adaptation_did_to_vectors_is_that_of_its_file():
-    lines = " ".join(read_result("adaptation-2026-11-29.json")["lines"])
     rows, p_values = result_rows("docs/continue_pretraining.md", "What was measured?"), []
     rows = [row for row in rows if " labels, " in row and "adaptation-" in row]
-    assert len(rows) == 3
+    assert len(rows) == 6
     for row in rows:
+        (name,) = re.findall(r"results/([^)]+)\)", row)
+        lines = " ".join(read_result(name)["lines"])
         (labels,) = re.findall(r" (\d+) labels", row)
         measure = "fine-tuning" if "fine-tuning" in row else f"regression .{labels} labels,"
-        (line,) = re.findall(rf"{measure}[^)]*\): accuracy (.*?): better", lines)
+        (line,) = re.findall(rf"{measure}[^)]*\): accuracy (.*?\)): ", lines)
         values = re.findall(r"[-+]?\d+\.\d\d", line)[:5]
         figures = re.findall(r"[-+]?\d+\.\d\b", row)
         for value, figure in zip(values, figures, strict=True):
