@@ -1,5 +1,6 @@
 """The output layer of a model that was fitted to other numbers than those to learn."""
 
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -38,21 +39,37 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, runtime: Runtime) -> None:
     with parallel.eager():
         logits = predict_batch(parallel, dataset, rows, run.limits(len(rows)), runtime)
     outputs = logits[: len(rows), 0].double().cpu().numpy()
-    centre, spread = outputs.mean(), outputs.std()
-    is_near = abs(centre - mean) <= deviation
-    if is_near and 1 / LARGEST_RATIO <= spread / deviation <= LARGEST_RATIO:
-        return
     targets = dataset.labels["scores"][rows]
-    products = (outputs - centre) * (targets - targets.mean())
-    scale = float(products.mean() / max(spread**2, 1e-6 * centre**2, 1e-12))
+    # One rank decides, since ranks may differ by rounding.
+    fit = partial(fitted_scale, outputs, targets, numbers)
+    centre, spread, scale = runtime.distributed.on_main(fit)
+    if scale is None:
+        return
     parameters = parallel.named_parameters()  # of this rank
     if (weight := parameters.get(f"{name}.weight")) is not None:
         weight.mul_(scale)
     if (bias := parameters.get(f"{name}.bias")) is not None:
-        bias.sub_(float(centre)).mul_(scale).add_(mean)
+        bias.sub_(centre).mul_(scale).add_(mean)
     parallel.write_back()
     text = (
         f"note: {weights} was fitted to other numbers: its outputs are {centre:.4g} ± "
         f"{spread:.4g}, and those to learn {mean:.4g} ± {deviation:.4g}: its output layer is scaled"
     )
     runtime.reporter.log((), {}, text)
+
+
+def fitted_scale(
+    outputs: np.ndarray, targets: np.ndarray, numbers: tuple[float, float]
+) -> tuple[float, float, float | None]:
+    """The mean and standard deviation of the outputs [n], and what to multiply them with to reach
+    the targets [n]; None if they lie near the numbers.
+
+    numbers: the mean and standard deviation of all targets.
+    """
+    mean, deviation = numbers
+    centre, spread = float(outputs.mean()), float(outputs.std())
+    is_near = abs(centre - mean) <= deviation
+    if is_near and deviation <= LARGEST_RATIO * spread <= LARGEST_RATIO**2 * deviation:
+        return centre, spread, None
+    products = (outputs - centre) * (targets - targets.mean())
+    return centre, spread, float(products.mean() / max(spread**2, 1e-6 * centre**2, 1e-12))
