@@ -226,6 +226,16 @@ CHECKPOINTS = [
     ),
     (f"{RESUMED} --seed 1", "{steps}...seed 42 (this run uses 1)...--output-dir"),
     (f"{RESUMED} --input-dir {{held_out}}", "{steps}...other data...--output-dir"),
+    (f"{RESUMED} --dropout 0.3", "{steps}...hidden_dropout_prob 0.1 (this run uses 0.3)"),
+    (
+        f"{RESUMED} --from-pretrained-params {{steps}}/1",
+        "{steps}...starting weights random (this run uses...--output-dir",
+    ),
+    (
+        f"{RESUMED} --vocab-file {{folder}}/vocab.txt",
+        "{steps}/2/vocab.txt and...contain different tokens",
+        {"vocab.txt": vocabulary_in_another_order()},
+    ),
     # In another folder.
     ("--from-checkpoint {steps}/2 --seed 1", "{steps}/2...seed 42 (this run uses 1)"),
     ("--from-checkpoint {steps}/2 --input-dir {held_out}", "{steps}/2...other data"),
