@@ -36,6 +36,7 @@ from bert_recipe.utils.errors import (
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
+from bert_recipe.config import PrecisionConfig
 from bert_recipe.config.arguments import check_weights
 from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
 from bert_recipe.tasks.inference_flags import FLAGS
@@ -183,7 +184,7 @@ def make_runtime(args: Arguments) -> Runtime:
     amp = args.amp
     if amp is None:
         amp = device.type == "cuda" and has_bfloat16(device)
-    return Runtime(device, select_precision(amp, "bfloat16", False, False, device))
+    return Runtime(device, select_precision(PrecisionConfig(amp=amp, amp_dtype="bfloat16"), device))
 
 
 def answer_options(args: Arguments, max_seq_length: int) -> SquadOptions:

@@ -194,7 +194,7 @@ def prepare_step(
         model, task, dataset, runtime, sizes.batch_size, optimizer=optimizer, **strategies
     )
     if case.precision.needs_loss_scale:
-        trainer.state.loss_scale.value.fill_(FLOAT16_SCALE)
+        trainer.parallel.loss_scale.value.fill_(FLOAT16_SCALE)
     if case.attention != "auto":
         model.base_model.attention_implementation = case.attention
     num_sizes = 1 if case.has_filler else None
@@ -216,7 +216,7 @@ def gradients_of(trainer: Trainer) -> dict[str, Tensor]:
     """In float64 on the CPU. Without those of the keys' biases, which are zero in exact arithmetic:
     computed, they are only rounding errors.
     """
-    scale = float(trainer.state.loss_scale.value)
+    scale = float(trainer.parallel.loss_scale.value)
     return {
         name: p.grad.double().cpu() / scale
         for name, p in trainer.parallel.named_parameters().items()

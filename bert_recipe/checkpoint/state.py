@@ -28,7 +28,7 @@ from bert_recipe.checkpoint.progress import (
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from bert_recipe.checkpoint.spans import training_spans
 from bert_recipe.checkpoint.start import StartKind
-from bert_recipe.checkpoint.trained import SavedLossScale, SavedRun, StateSpec, TrainedModel
+from bert_recipe.checkpoint.trained import SavedRun, TrainedModel
 from bert_recipe.checkpoint.weights import (
     check_loaded,
     checkpoint_shapes,
@@ -38,7 +38,6 @@ from bert_recipe.checkpoint.weights import (
 )
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
-from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_line
@@ -58,24 +57,18 @@ class TrainState:
     pooler: of the starting weights, if only fine-tuning needs it; checkpoints have it as it is.
     """
 
-    def __init__(
-        self,
-        run: SavedRun,
-        parallel: TrainedModel,
-        optimizer: torch.optim.Optimizer,
-        optimizer_spec: StateSpec,
-        loss_scale: SavedLossScale,
-        distributed: DistributedContext,
-    ):
+    def __init__(self, run: SavedRun, parallel: TrainedModel, optimizer: torch.optim.Optimizer):
         self.run, self.record, self.prefix = run, run.record, run.settings.prefix
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
-        self.loss_scale, self.distributed = loss_scale, distributed
+        self.distributed = parallel.distributed
         self.identity = run.record.identity  # with what only the resumed checkpoint knows
         self.step = self.samples_consumed = self.schedule_start = 0
-        self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
+        self.device_step = torch.zeros(
+            (), dtype=torch.int64, device=parallel.loss_scale.value.device
+        )
         self.shapes = checkpoint_shapes(self.model)
-        self.saved_optimizer = optimizer_spec.saved_as or type(optimizer).__name__
-        self.state_layout = optimizer_spec.state(self.model, self.shapes)
+        self.saved_optimizer = run.optimizer_spec.saved_as or type(optimizer).__name__
+        self.state_layout = run.optimizer_spec.state(self.model, self.shapes)
         # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
@@ -172,7 +165,7 @@ class TrainState:
             samples_consumed=self.samples_consumed,
             schedule_start=self.schedule_start,
             optimizer=self.saved_optimizer,
-            loss_scale=self.loss_scale.state_dict(),
+            loss_scale=self.parallel.loss_scale.state_dict(),
             train_seconds=self.train_seconds,
             raw_train_seconds=self.raw_train_seconds,
             world_size=self.distributed.world_size,
@@ -240,7 +233,7 @@ class TrainState:
         trained = {name for name, span in spans.items() if span.has_state(progress.step)}
         self._restore_optimizer(folder.path / (self.prefix + OPTIMIZER_SUFFIX), trained)
         self.load_weights(folder)
-        self.loss_scale.load_state_dict(progress.loss_scale)
+        self.parallel.loss_scale.load_state_dict(progress.loss_scale)
         self.step = progress.step
         self.device_step.fill_(self.step)
 

@@ -11,15 +11,45 @@ from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.start import StartPoint
 from bert_recipe.config import RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.utils.distributed import DistributedContext
+
+
+class SavedLossScale(Protocol):
+    """See precision.LossScale."""
+
+    value: Tensor
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float], /) -> None: ...
+
+
+class StateSpec(Protocol):
+    """The optimizer state of a model: shape and owner of each tensor, by parameter and key; see
+    optimization.protocol.OptimizerSpec.
+
+    saved_as: the optimizer whose state it is; None for the optimizer itself.
+    """
+
+    @property
+    def saved_as(self) -> str | None: ...
+
+    def state(
+        self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]], /
+    ) -> dict[str, dict[str, Any]]: ...
 
 
 class TrainedModel(Protocol):
     """A model with a parallel strategy; see parallel.base.ParallelModel."""
 
     model: PreTrainedModel
+    distributed: DistributedContext
     shard_group: Any  # a process group, or None
     saves_rows: bool
     cannot_freeze: str
+
+    @property
+    def loss_scale(self) -> SavedLossScale: ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]: ...
 
@@ -54,29 +84,5 @@ class SavedRun(Protocol):
     @property
     def parts(self) -> ModelParts: ...
 
-
-class StateSpec(Protocol):
-    """The optimizer state of a model: shape and owner of each tensor, by parameter and key; see
-    optimization.protocol.OptimizerSpec.
-
-    saved_as: the optimizer whose state it is; None for the optimizer itself.
-    """
-
     @property
-    def saved_as(self) -> str | None: ...
-
-    def state(
-        self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]], /
-    ) -> dict[str, dict[str, Any]]: ...
-
-
-class SavedLossScale(Protocol):
-    """See precision.LossScale."""
-
-    value: Tensor
-
-    def update(self, found_inf: Tensor, /) -> None: ...
-
-    def state_dict(self) -> dict[str, float]: ...
-
-    def load_state_dict(self, state: dict[str, float], /) -> None: ...
+    def optimizer_spec(self) -> StateSpec: ...

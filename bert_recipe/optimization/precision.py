@@ -3,12 +3,12 @@
 import contextlib
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from bert_recipe.config import AMP_DTYPES
+from bert_recipe.config import AMP_DTYPES, PrecisionConfig
 from bert_recipe.utils.errors import UserError
 
 DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
@@ -19,11 +19,14 @@ class Precision:
     """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With
     `pure`, the model's weights are in `dtype` and the optimizer updates float32 master weights.
     float8: see `use_float8`.
+    loss_scale, dynamic_loss_scale: see LossScale.
     """
 
     dtype: torch.dtype = torch.float32
     pure: bool = False
     float8: bool = False
+    loss_scale: float = 1.0
+    dynamic_loss_scale: bool = False
 
     @property
     def autocast(self) -> bool:
@@ -58,20 +61,16 @@ def has_bfloat16(device: torch.device) -> bool:
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def select_precision(
-    amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device, fp8: bool = False
-) -> Precision:
-    """The precision for these flags; `tf32` is for float32 products. Raises UserError if the device
-    lacks it.
-    """
-    if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+def select_precision(config: PrecisionConfig, device: torch.device) -> Precision:
+    """The precision of a run. Raises UserError if the device lacks it."""
+    if config.tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError("--tf32: this device has no TF32: leave it out")
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
-    if not (amp or pure):
+        torch.backends.cuda.matmul.allow_tf32 = config.tf32
+        torch.backends.cudnn.allow_tf32 = config.tf32
+    if not (config.amp or config.pure_fp16):
         return Precision()
-    dtype = DTYPES[amp_dtype]
+    dtype = DTYPES[config.amp_dtype]
     if dtype == torch.float16 and not has_float16(device):
         raise UserError(
             "--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU"
@@ -80,13 +79,17 @@ def select_precision(
         raise UserError(
             "--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16"
         )
-    if fp8 and dtype != torch.bfloat16:
+    if config.fp8 and dtype != torch.bfloat16:
         raise UserError(
             "--fp8 has bfloat16 beside float8: leave out --amp-dtype float16 and loss scaling"
         )
-    if fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+    if config.fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         raise UserError("--fp8: this device has no float8: leave it out")
-    return Precision(dtype, pure, fp8)
+    precision = Precision(dtype, config.pure_fp16, config.fp8)
+    if precision.needs_loss_scale:
+        scale, is_dynamic = config.loss_scale, config.dynamic_loss_scale
+        precision = replace(precision, loss_scale=scale, dynamic_loss_scale=is_dynamic)
+    return precision
 
 
 def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:

@@ -16,7 +16,7 @@ from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch, to_device
 from bert_recipe.optimization.norms import total_norm
-from bert_recipe.optimization.precision import MasterWeights, Precision
+from bert_recipe.optimization.precision import LossScale, MasterWeights, Precision
 from bert_recipe.optimization.protocol import apply_step, gradients
 from bert_recipe.parallel.compilation import mark_sizes
 from bert_recipe.utils.distributed import DistributedContext
@@ -84,6 +84,9 @@ class ParallelModel:
         self.module: Any = self.plain_module  # or a wrapper, which has settings of its own
         self.masters: MasterWeights | None = None  # the float32 weights, if there are others
         self.set_up(config, precision, device)
+        self.loss_scale = LossScale(
+            precision.loss_scale, precision.dynamic_loss_scale, self.optimizer_device
+        )
 
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
         """Applies the strategy to the model, which is on its `device`. Pure 16-bit weights get
@@ -166,16 +169,15 @@ class ParallelModel:
             mark_sizes(micro_batch)
         return micro_batch
 
-    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+    def backward(self, loss: Tensor) -> None:
         """The backward pass of one micro-batch."""
-        (loss * loss_scale).backward()
+        (loss * self.loss_scale.value).backward()
         if self.masters is not None:
             self.masters.add_gradients()
 
     def step(
         self,
         optimizer: torch.optim.Optimizer,
-        loss_scale: Tensor,
         max_grad_norm: float,
         waiting: Collection[str] = (),
     ) -> tuple[Tensor, Tensor]:
@@ -183,7 +185,7 @@ class ParallelModel:
         `found_inf`. waiting: parameters that the update does not change; their optimizer state
         begins with their first update.
         """
-        parameters = self.named_parameters()
+        loss_scale, parameters = self.loss_scale.value, self.named_parameters()
         unused_gradients = {name: parameters[name].grad for name in waiting}
         for name in waiting:
             parameters[name].grad = None

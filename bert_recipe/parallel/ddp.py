@@ -153,5 +153,5 @@ class ReplicatedMasters(Replicated):
         for name, gradient in self.gradients.items():
             self.masters.masters[name].grad = gradient
 
-    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
-        (loss * loss_scale).backward()
+    def backward(self, loss: Tensor) -> None:
+        (loss * self.loss_scale.value).backward()

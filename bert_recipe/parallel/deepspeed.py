@@ -161,8 +161,9 @@ class DeepSpeedModel(ParallelModel):
         grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
         self.engine.buffered_allreduce_fallback(grads=grads)
 
-    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
-        self.engine.backward(loss * loss_scale * self.distributed.world_size, scale_wrt_gas=False)
+    def backward(self, loss: Tensor) -> None:
+        scaled = loss * self.loss_scale.value * self.distributed.world_size
+        self.engine.backward(scaled, scale_wrt_gas=False)
         if self.masters is not None:
             self.masters.add_gradients()
 
@@ -318,23 +319,23 @@ class ZeroModel(DeepSpeedModel):
             self.engine.set_gradient_accumulation_boundary(number == max_count)
             yield micro_batch
 
-    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+    def backward(self, loss: Tensor) -> None:
         if self.config["fp16"]["enabled"]:  # DeepSpeed scales here and unscales in its step
-            self.zero.override_loss_scale(float(loss_scale))
+            self.zero.override_loss_scale(float(self.loss_scale.value))
         self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
 
     def step(
         self,
         optimizer: torch.optim.Optimizer,
-        loss_scale: Tensor,
         max_grad_norm: float,
         waiting: Collection[str] = (),
     ) -> tuple[Tensor, Tensor]:
         self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
+        device = self.loss_scale.value.device
         norm = torch.as_tensor(
-            self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device
+            self.engine.get_global_grad_norm(), dtype=torch.float32, device=device
         )
-        return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)
+        return norm, torch.tensor(not self.engine.was_step_applied(), device=device)
 
 
 def engine_strategy(config: dict[str, Any]) -> type[ParallelModel]:

@@ -15,6 +15,8 @@ from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.heads import ClassificationModel
 from bert_recipe.model.encoders.registry import make_model
+from bert_recipe.optimization.protocol import OptimizerSpec
+from bert_recipe.optimization.registry import spec_named
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.files import is_same_path
 
@@ -89,6 +91,10 @@ class Run:
     def result_files(self) -> tuple[str, ...]:
         """Names of what it may write to its folder besides checkpoints."""
         return (*self.task.result_files, SCORES_FILE)
+
+    @property
+    def optimizer_spec(self) -> OptimizerSpec:
+        return spec_named(self.settings.optimizer.name)
 
     @property
     def parts(self) -> ModelParts:

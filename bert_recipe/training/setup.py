@@ -18,13 +18,11 @@ from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
 from bert_recipe.optimization.layers import freeze_lowest_layers
 from bert_recipe.optimization.lr_scheduler import LearningRate, make_schedule
 from bert_recipe.optimization.precision import (
-    LossScale,
     optimizer_product_dtype,
     select_precision,
     slow_bfloat16,
 )
-from bert_recipe.optimization.registry import make_optimizer, spec_named
-from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
 from bert_recipe.parallel.runtime import Runtime
@@ -66,10 +64,7 @@ def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -
     """
     settings, parallel = config.runtime, config.parallel
     device = select_device(settings.device)
-    types = config.precision
-    precision = select_precision(
-        types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8
-    )
+    precision = select_precision(config.precision, device)
     if slow := slow_bfloat16(precision, device):
         messages = (*messages, f"note: {slow}")
     check_parallel(config, device)
@@ -179,7 +174,17 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
         falls_back=run.settings.parallel.compile == "auto",
     )
     learning_rate = LearningRate(run.values.schedule.learning_rate, parallel.optimizer_device)
-    state = make_state(run, parallel, learning_rate, runtime)
+    optimizer = make_optimizer(
+        run.settings.optimizer,
+        model,
+        learning_rate.value,
+        parallel.named_parameters(),
+        parallel.shard_group,
+        parallel.replica_group,
+        optimizer_product_dtype(runtime.precision, parallel.optimizer_device),
+    )
+    parallel.prepare(optimizer)
+    state = TrainState(run, parallel, optimizer)
     state.restore()
     check_updates_left(state.schedule_start, run.max_steps)
     fit_to_numbers(run, parallel, runtime)
@@ -246,29 +251,6 @@ def follow_schedule(
         return
     rates = make_schedule(schedule, run.max_steps, first or state.schedule_start)
     learning_rate.follow(rates, state.step, last_step)
-
-
-def make_state(
-    run: Run, parallel: ParallelModel, learning_rate: LearningRate, runtime: Runtime
-) -> TrainState:
-    """The state of a run before its first update, with its optimizer."""
-    device = learning_rate.value.device
-    optimizer = make_optimizer(
-        run.settings.optimizer,
-        parallel.model,
-        learning_rate.value,
-        parallel.named_parameters(),
-        parallel.shard_group,
-        parallel.replica_group,
-        optimizer_product_dtype(runtime.precision, device),
-    )
-    parallel.prepare(optimizer)
-    loss_scale = LossScale(device=device)
-    if runtime.precision.needs_loss_scale:
-        types = run.settings.precision
-        loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, device)
-    spec, distributed = spec_named(run.settings.optimizer.name), runtime.distributed
-    return TrainState(run, parallel, optimizer, spec, loss_scale, distributed)
 
 
 def check_updates_left(first: int, max_steps: int) -> None:

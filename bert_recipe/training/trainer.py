@@ -225,7 +225,7 @@ class Trainer:
                     sums = forward.sums(parallel.module, parallel.inputs(micro_batch, self.device))
                 loss = self.task.loss(sums, stats.counts)
             with self.stopwatch.lap("backward"):
-                parallel.backward(loss, self.state.loss_scale.value)
+                parallel.backward(loss)
             for name, value in sums.items():
                 step_sums[name] = step_sums.get(name, 0.0) + value.detach()
         return step_sums
@@ -236,12 +236,9 @@ class Trainer:
         with self.stopwatch.lap("optimizer"):
             self.learning_rate.advance(state.device_step)
             self.grad_norm, not_finite = self.parallel.step(
-                state.optimizer,
-                state.loss_scale.value,
-                self.config.max_grad_norm,
-                waiting(state.spans, state.step),
+                state.optimizer, self.config.max_grad_norm, waiting(state.spans, state.step)
             )
-            state.loss_scale.update(not_finite.float())
+            self.parallel.loss_scale.update(not_finite.float())
             state.device_step += ~not_finite
             self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
 
@@ -298,7 +295,7 @@ class Trainer:
                 "the weights are not finite either and are not saved; resume earlier, with a lower "
                 "--learning-rate"
             )
-        scale = float(state.loss_scale.value)
+        scale = float(self.parallel.loss_scale.value)
         raise UserError(
             f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample "
             f"positions {first} to {last}, after update {state.step} (loss scale {scale:g}): "
@@ -314,7 +311,7 @@ class Trainer:
         metrics["grad_norm"] = float(self.grad_norm)
         self.freed_memory.bound()
         if self.runtime.precision.needs_loss_scale:
-            metrics["loss_scale"] = float(self.state.loss_scale.value)
+            metrics["loss_scale"] = float(self.parallel.loss_scale.value)
         metrics.update(self.window.metrics())
         self.window.restart()
         self.last_loss = metrics["loss"]

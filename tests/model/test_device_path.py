@@ -89,7 +89,7 @@ def make_meta_trainer(
     values = {"max_steps": 9, "learning_rate": 1e-4, "lr_decay": "constant"}
     settings = make_settings("unused", benchmark=True, optimizer=optimizer, **values)
     trainer = make_trainer(model, task, dataset, settings, Runtime(META, precision))
-    trainer.state.loss_scale = LossScale(2.0**16, True, META)
+    trainer.parallel.loss_scale = LossScale(2.0**16, True, META)
     model.base_model.attention_implementation = attention
     return trainer
 

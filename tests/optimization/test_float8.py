@@ -13,6 +13,7 @@ from rank_runs import Command, compile_on_one_rank, pretrain, run_ranks
 from small_runs import losses
 from torch import nn
 
+from bert_recipe.config import PrecisionConfig
 from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.optimization.precision import Precision, select_precision, use_float8
 from bert_recipe.training import setup as run_setup
@@ -156,4 +157,4 @@ def test_what_float8_needs_is_an_error_without_it(monkeypatch, device, capabilit
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     with pytest.raises(UserError, match=says):
-        select_precision(True, dtype, False, False, device, fp8=True)
+        select_precision(PrecisionConfig(amp=True, amp_dtype=dtype, fp8=True), device)

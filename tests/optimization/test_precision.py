@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_runs import train
 
+from bert_recipe.config import PrecisionConfig
 from bert_recipe.optimization import precision as precision_module
 from bert_recipe.optimization.precision import (
     LossScale,
@@ -34,7 +35,7 @@ GPU = torch.device("cuda", 0)
 )
 def test_flags_select_the_precision(monkeypatch, amp, dtype, pure, expected, autocast, needs_scale):
     monkeypatch.setattr(precision_module, "has_float16", lambda device: True)
-    precision = select_precision(amp, dtype, pure, tf32=False, device=CPU)
+    precision = select_precision(PrecisionConfig(amp=amp, amp_dtype=dtype, pure_fp16=pure), CPU)
     assert (precision, precision.autocast, precision.needs_loss_scale) == (
         expected,
         autocast,
@@ -98,7 +99,7 @@ def test_tf32_sets_the_type_of_float32_products(monkeypatch, tf32):
     backends = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [backend.allow_tf32 for backend in backends]
     try:
-        assert select_precision(False, "bfloat16", False, tf32, GPU) == Precision()
+        assert select_precision(PrecisionConfig(tf32=tf32), GPU) == Precision()
         assert [backend.allow_tf32 for backend in backends] == [tf32, tf32]
     finally:
         for backend, value in zip(backends, before, strict=True):
@@ -120,7 +121,7 @@ def test_a_type_that_the_device_lacks_is_an_error(monkeypatch, dtype, tf32, devi
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     assert not has_float16(CPU) and has_float16(GPU)
     with pytest.raises(UserError, match=says):
-        select_precision(True, dtype, False, tf32, device)
+        select_precision(PrecisionConfig(amp=True, amp_dtype=dtype, tf32=tf32), device)
 
 
 CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)

@@ -77,9 +77,7 @@ def test_optimizer_of_16_bit_weights_gets_float32_masters():
     assert all(torch.equal(masters[name], initial[name]) for name in initial), (
         "the masters were rounded"
     )
-    parallel.backward(
-        sum(0.5 * p.sum(dtype=torch.float32) for p in parallel.model.parameters()), torch.ones(())
-    )
+    parallel.backward(sum(0.5 * p.sum(dtype=torch.float32) for p in parallel.model.parameters()))
     assert all(
         master.grad.eq(0.5).all() and master.grad.dtype == torch.float32
         for master in masters.values()
@@ -96,6 +94,7 @@ def test_optimizer_of_16_bit_weights_gets_float32_masters():
 def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision):
     models = [make_parallel(precision, cpu_offload=offloads) for offloads in (False, True)]
     for parallel in models:
+        parallel.loss_scale.value.fill_(4.0)
         optimizer = make_optimizer(
             OptimizerConfig(), parallel.model, 0.01, parallel.named_parameters()
         )
@@ -109,8 +108,8 @@ def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision
                     s * (p.float() + 1).square().sum()
                     for s, p in zip(scales, parameters, strict=True)
                 )
-                parallel.backward(loss, torch.tensor(4.0))
-            norm, _ = parallel.step(optimizer, torch.tensor(4.0), 1.0)
+                parallel.backward(loss)
+            norm, _ = parallel.step(optimizer, 1.0)
             assert norm > 1 and optimizer.state_dict()["state"]
     plain, offloaded = models
     before = make_parallel(precision).model.state_dict()
@@ -294,7 +293,7 @@ def gradients_of_step(
         shares[rank], max(len(share.micro_batches) for share in shares)
     ):
         sums = TASK.sums(parallel.module, micro_batch)
-        parallel.backward(TASK.loss(sums, counts), torch.ones(()))
+        parallel.backward(TASK.loss(sums, counts))
     assert sums is not None, "the trainer has no sums to log"
     return {name: p.grad.clone() for name, p in parallel.named_parameters().items()}
 
@@ -340,14 +339,12 @@ def check_gradients_stay_in_buckets(distributed: DistributedContext) -> None:
     share, places = shares_of_step(23, distributed.world_size)[distributed.rank], []
     for _ in range(2):
         for micro_batch in parallel.micro_batches(share, 1):
-            parallel.backward(
-                TASK.loss(TASK.sums(parallel.module, micro_batch), BatchCounts(23, 0, 23)),
-                torch.ones(()),
-            )
+            sums = TASK.sums(parallel.module, micro_batch)
+            parallel.backward(TASK.loss(sums, BatchCounts(23, 0, 23)))
             places.append(
                 {p.grad.untyped_storage().data_ptr() for p in parallel.named_parameters().values()}
             )
-        parallel.step(optimizer, torch.ones(()), 1.0)
+        parallel.step(optimizer, 1.0)
     assert (
         len(places) > 5 and len(places[1]) < 5 and all(found == places[1] for found in places[1:])
     )
