@@ -437,6 +437,52 @@ def test_scores_of_the_defaults_are_those_of_their_files(section):
         ), row
 
 
+def test_rows_of_fine_tuning_md_are_those_of_the_page_of_defaults():
+    page = (ROOT / "docs/fine_tuning.md").read_text(encoding="utf-8")
+    table = re.split(r"\n\n", page.split("| all-MiniLM-L6-v2 | here | Trainer | tf-idf |")[1])[0]
+    rows = table.split("\n")[2:]
+    assert len(rows) >= 5
+    known = result_rows("docs/defaults.md", "Classes, numbers and tags")
+    for row in rows:
+        figures = set(figures_of(" ".join(row.replace("*", "").split("|")[2:])))
+        assert any(figures <= set(figures_of(line.replace("*", ""))) for line in known), row
+
+
+def test_scores_of_frozen_encoders_are_those_of_their_file():
+    scores: dict[tuple, list[float]] = {}
+    for run in read_result("frozen_encoder-2026-11-29.json")["runs"]:
+        kind = run["contestant"] if run["contestant"] in ("frozen", "tf-idf") else "fine-tuning"
+        key = (run["table"], run["num_rows"], kind)
+        scores.setdefault(key, []).append(100 * run["score"])
+    tables = {"SST-2": "sentiment", "novels": "authors"}
+    rows = result_rows("docs/fine_tuning.md", "What if there are few labels?")
+    assert len(rows) == 4
+    for row in rows:
+        task, labels, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        for kind, cell in zip(("frozen", "fine-tuning", "tf-idf"), cells, strict=True):
+            key = (tables[task.split(",")[0]], int(labels.replace(",", "")), kind)
+            figures = re.findall(r"\d\d\.\d", cell)
+            assert len(figures) == len(scores[key]), row
+            assert all(map(rounds_to, scores[key], figures)), row
+
+
+def test_losses_of_first_models_are_those_of_their_files():
+    page = (ROOT / "docs/pretraining.md").read_text(encoding="utf-8")
+    rows = [row for row in page.split("\n") if row.startswith("|") and "/first_model-" in row]
+    assert len(rows) >= 7
+    for row in rows:
+        (name,) = re.findall(r"results/([^)]+)\)", row)
+        _, *cells = row.strip("|").split("|")
+        updates, *figures = figures_of(" ".join(cells))
+        runs = [run for run in read_result(name)["runs"] if run.get("updates") == int(updates)]
+        losses = [run["loss"] for run in runs]
+        values = [statistics.mean(losses), 100 * statistics.mean(run["accuracy"] for run in runs)]
+        if len(runs) > 1:
+            values = [values[0], statistics.stdev(losses), values[1], len(runs)]
+        for value, figure in zip(values, figures, strict=True):
+            assert rounds_to(value, figure), row
+
+
 def commands_in(value: object) -> Iterator[str]:
     """The commands of all runs in a result file."""
     if isinstance(value, dict):
