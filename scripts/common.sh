@@ -278,8 +278,8 @@ needs_phase1() {
       "RESULTS_DIR to another folder, or move $phases/phase2 away to begin phase 2 again"
 }
 
-# run_phase PHASE MAX_STEPS BATCH_SIZE ACCUMULATION_STEPS FLAG...: trains one phase to its last step, or exits. The
-# script sets the variables that are read here.
+# run_phase PHASE MAX_STEPS BATCH_SIZE ACCUMULATION_STEPS FLAG...: trains one phase to its last step, or to $part_end if
+# that is set, or exits. The script sets the variables that are read here.
 # shellcheck disable=SC2154
 run_phase() {
   local phase=$1 max_steps=$2 newest folder
@@ -302,7 +302,7 @@ run_phase() {
     --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
   [[ $enable_benchmark == false && $only_estimates == false && -z ${DOCTOR:-} ]] || return 0
   for folder in "$steps_folder"/seed-* "$steps_folder"; do # with --num-seeds, each seed has a folder
-    [[ -d $folder && ! -d $folder/$max_steps ]] || continue
+    [[ -d $folder && ! -d $folder/${part_end:-$max_steps} ]] || continue
     [[ $folder != "$steps_folder" || -z $(compgen -G "$steps_folder/seed-*") ]] || continue
     newest=$(newest_step "$folder")
     say "$phase stopped at step ${newest:-0} of $max_steps: rerun the same command to resume"

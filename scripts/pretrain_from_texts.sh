@@ -82,14 +82,27 @@ if [[ -z $updates ]]; then # of a new run: they follow from the speed
   log_file=''
   rm -f -- "$out_dir/speed.json"
   set_batch_flags "$micro_batch" 1
-  launch "$processes" "$root/run_pretraining.py" "${batch_flags[@]}" --batch-size "$micro_batch" --max-steps 10 \
-    --benchmark --benchmark-warmup-steps 3 --benchmark-steps 7 --report-file "$out_dir/speed.json" "${shared_flags[@]}" \
-    >"$out_dir/speed.log"
+  launch "$processes" "$root/run_pretraining.py" "${batch_flags[@]}" --batch-size "$micro_batch" --max-steps 40 \
+    --benchmark --benchmark-warmup-steps 4 --benchmark-steps 36 --report-file "$out_dir/speed.json" "${shared_flags[@]}" \
+    --log-freq 1 >"$out_dir/speed.log"
 fi
-updates=$(python3 "${plan[@]}" --speed-report "$out_dir/speed.json" --samples "$samples/training")
-save_steps=$(((updates + 4) / 5)) # the fifth checkpoint is the end
+words=$(python3 "${plan[@]}" --speed-report "$out_dir/speed.json" --samples "$samples/training")
+read -r updates first_part <<<"$words"
 report_at_exit "$RESULTS_DIR"
-run_phase phase1 "$updates" "$micro_batch" 1 --eval-dir "$samples/test" --max-eval-samples 500 \
-  --eval-steps "$save_steps" --num-steps-per-checkpoint "$save_steps"
+train() { # updates flag...
+  local save_steps=$((($1 + 4) / 5)) # the fifth checkpoint is the end
+  run_phase phase1 "$1" "$micro_batch" 1 --eval-dir "$samples/test" --max-eval-samples 500 --eval-steps "$save_steps" \
+    --num-steps-per-checkpoint "$save_steps" "${@:2}"
+}
+# What else ran on the machine may have decided the speed: after a part of the run, that part's decides.
+if ((first_part > 0)); then
+  newest=$(newest_step "$RESULTS_DIR/custom/phase1" 2)
+  if ((${newest:-0} < first_part)); then
+    part_end=$first_part train "$updates" --steps-this-run $((first_part - ${newest:-0}))
+  fi
+  updates=$(python3 "${plan[@]}" --training-report "$RESULTS_DIR/dllogger_p1.json")
+fi
+train "$updates"
+python3 "${plan[@]}" --training-report "$RESULTS_DIR/dllogger_p1.json"
 say "the model: $RESULTS_DIR/custom/phase1/best; try it: python3 inference.py --init-checkpoint" \
   "$RESULTS_DIR/custom/phase1/best --fill-mask 'a sentence with a [MASK] in it'"

@@ -4,10 +4,12 @@ updates by the speed that was measured. scripts/pretrain_from_texts.sh calls it.
 
     python3 scripts/pretraining_plan.py OUT_DIR --texts PATH --minutes 60 --gpus 0 --precision amp
     python3 scripts/pretraining_plan.py OUT_DIR --speed-report FILE --samples FOLDER
+    python3 scripts/pretraining_plan.py OUT_DIR --training-report FILE
 
-The first command chooses the model and the batch, the second the updates. Both write
-OUT_DIR/plan.json, and print its values as words; a plan that is there is not changed, so that a run
-can be resumed.
+The first command chooses the model and the batch, the second the updates, the third the updates
+once more, by the time that the first part of the run took, or after that it says whether the run
+took the minutes. They write OUT_DIR/plan.json, and print its values as words; what is planned is
+not changed, so that a run can be resumed, but for more minutes.
 """
 
 import sys
@@ -21,6 +23,7 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,6 +49,9 @@ FIRST_BATCH = 4096  # tokens
 MOST_UPDATES = 10_000
 MICRO_BATCH = 16_384  # tokens
 FEWEST_UPDATES = 20
+WARMUP_UPDATES = 4  # of the benchmark
+FIRST_PART = 0.4  # of the updates, after which their number is corrected
+DECAY = 0.3  # of the updates, as in pretrain_from_texts.sh
 FLAGS = (
     Flag("out_dir", Path, REQUIRED, "folder of plan.json"),
     Flag("--texts", Path, None, "file or folder of texts"),
@@ -54,6 +60,7 @@ FLAGS = (
     Flag("--precision", str, None, "as for scripts/run_pretraining.sh"),
     Flag("--speed-report", Path, None, "report of a benchmark"),
     Flag("--samples", Path, None, "folder of the training samples"),
+    Flag("--training-report", Path, None, "report of the run"),
 )
 
 
@@ -112,15 +119,20 @@ def products_per_second(gpus: int, precision: str) -> float:
     dtype = torch.bfloat16 if precision in ("amp", "bf16") else torch.float32
     width = 4096 if gpus else 512
     a = torch.ones(width, width, device=device, dtype=dtype)
-    count = 0
-    start = None
-    while start is None or time.perf_counter() < start + 0.5:
+    seconds: list[float] = []
+    start = time.perf_counter()
+    while time.perf_counter() < start + 1 or len(seconds) < 5:
+        before = time.perf_counter()
         (a @ a).sum().item()  # waits for the GPU
-        if start is None:  # the first one sets libraries up
-            start = time.perf_counter()
-        else:
-            count += 1
-    return max(gpus, 1) * count * 2 * width**3 / (time.perf_counter() - start)
+        seconds.append(time.perf_counter() - before)
+    return max(gpus, 1) * 2 * width**3 / quick(seconds)
+
+
+def quick(seconds: Sequence[float]) -> float:
+    """The first quartile: what else runs on the machine makes some measurements slower, and none
+    quicker.
+    """
+    return statistics.quantiles(seconds, n=4)[0]
 
 
 def text_bytes(path: Path) -> int:
@@ -149,24 +161,55 @@ def plan_model(texts: Path, minutes: int, gpus: int, precision: str) -> dict[str
     }
 
 
-def measured_speed(report: Path) -> float:
-    """Tokens per second in the report of a benchmark."""
-    sessions, _ = read_sessions(report)
-    return sessions[-1].results["tokens_per_second"]
-
-
 def plan_updates(plan: dict[str, Any], report: Path, samples: Path) -> dict[str, Any]:
+    """By the updates in the report of a benchmark, without the first ones."""
     counts = read_json(samples / "manifest.json", "the manifest of the samples")["counts"]
     tokens = counts["samples"] * plan["length"] * counts["%_full"] / 100
     batch_tokens = plan["batch"] * plan["length"] * counts["%_full"] / 100
-    speed = measured_speed(report)
+    sessions, _ = read_sessions(report)
+    seconds = [metrics["step_seconds"] for _, _, metrics in sessions[-1].steps[WARMUP_UPDATES:]]
+    speed = batch_tokens / quick(seconds)
     updates = choose_updates(batch_tokens, speed, plan["minutes"], tokens)
-    return plan | {
+    plan = plan | {
         "updates": updates,
+        "first_part": math.ceil(FIRST_PART * updates),
         "tokens": round(tokens),
         "tokens_per_second": round(speed),
         "epochs": round(updates * batch_tokens / tokens, 1),
     }
+    say(
+        f"{len(seconds)} updates took {min(seconds):.2g} to {max(seconds):.2g} s each; the plan "
+        f"takes {quick(seconds):.2g} s, the quickest quarter's"
+    )
+    return plan
+
+
+def correct_updates(plan: dict[str, Any], report: Path) -> dict[str, Any]:
+    """As many as fit into the minutes at the speed of the run so far, but enough that its learning
+    rate has not begun to fall.
+    """
+    corrected = plan | {"first_part": 0}
+    step, seconds = trained(report)
+    if not step:
+        return corrected
+    most = MAX_EPOCHS * plan["tokens"] / (plan["batch"] * plan["length"])
+    in_time = step * 60 * plan["minutes"] / seconds
+    updates = max(int(min(in_time, most)), math.ceil(step / (1 - DECAY)))
+    say(f"the first {step:,} updates took {seconds / 60:.1f} of {plan['minutes']} minutes")
+    return corrected | {
+        "updates": updates,
+        "tokens_per_second": round(step * plan["batch"] * plan["length"] / seconds),
+        "epochs": round(MAX_EPOCHS * updates / most, 1),
+    }
+
+
+def trained(report: Path) -> tuple[int, float]:
+    """The updates of the run so far and the seconds that they took; 0 if the report lacks them."""
+    sessions = read_sessions(report)[0] if report.is_file() else []
+    for session in reversed(sessions):
+        if "e2e_train_time" in session.results:
+            return session.results["step"], session.results["e2e_train_time"]
+    return 0, 0.0
 
 
 def describe(plan: dict[str, Any]) -> str:
@@ -175,9 +218,27 @@ def describe(plan: dict[str, Any]) -> str:
         f"plan: {plan['config']}, at most {plan['vocabulary']:,} words; {plan['updates']:,} "
         f"updates of {plan['batch']} x {plan['length']} tokens with NorMuon at "
         f"{plan['learning_rate']:g}, about {minutes:.0f} minutes at "
-        f"{plan['tokens_per_second']:,} tokens/s; the text's "
-        f"{plan['tokens']:,} tokens are read {plan['epochs']:g} times"
+        f"{plan['tokens_per_second']:,} tokens/s; the text's {plan['tokens']:,} tokens are read "
+        f"{plan['epochs']:g} times (at most {MAX_EPOCHS})"
     )
+
+
+def describe_end(plan: dict[str, Any], report: Path) -> None:
+    """Says if the run took much less or more time than the minutes, and how to go on."""
+    step, seconds = trained(report)
+    minutes = seconds / 60
+    if not step or 0.8 < minutes / plan["minutes"] < 1.25:
+        return
+    advice = "the machine became slower meanwhile"
+    if plan["epochs"] >= MAX_EPOCHS - 1:
+        advice = f"it has read the texts {plan['epochs']:g} times; more texts would teach it more"
+    elif minutes < plan["minutes"]:
+        advice = f"to go on, rerun the command with more minutes, such as {2 * plan['minutes']}"
+    say(f"{step:,} updates took {minutes:.1f} of {plan['minutes']} minutes: {advice}")
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -186,24 +247,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     path = args.out_dir / "plan.json"
     plan = read_json(path, "the plan") if path.is_file() else {}
-    if args.speed_report is None:
-        if not plan:
-            plan = plan_model(args.texts, args.minutes, args.gpus, args.precision)
-            args.out_dir.mkdir(parents=True, exist_ok=True)
+    if args.training_report is not None and not plan.get("first_part"):
+        describe_end(plan, args.training_report)
+    elif args.training_report is not None:
+        plan = correct_updates(plan, args.training_report)
+        write_json(path, plan)
+        say(describe(plan))
+        print(plan["updates"])
+    elif args.speed_report is not None:
+        if "updates" not in plan:
+            plan = plan_updates(plan, args.speed_report, args.samples)
             write_json(path, plan)
-        if plan["minutes"] != args.minutes:
+        say(describe(plan))
+        print(plan["updates"], plan.get("first_part", 0))
+    else:
+        plan = plan or plan_model(args.texts, args.minutes, args.gpus, args.precision)
+        if args.minutes < plan["minutes"]:
             raise UserError(
-                f"{args.out_dir} is planned for {plan['minutes']} minutes: give that to resume, or "
-                "another folder"
+                f"{args.out_dir} is planned for {plan['minutes']} minutes: give that to resume, "
+                "more to go on for longer, or another folder"
             )
+        if args.minutes > plan["minutes"]:
+            plan |= {"minutes": args.minutes, "first_part": 1}
+        args.out_dir.mkdir(parents=True, exist_ok=True)
+        write_json(path, plan)
         names = ("config", "learning_rate", "length", "vocabulary", "precision", "batch")
         print(*(plan[name] for name in (*names, "micro_batch")), plan.get("updates", ""))
-        return
-    if "updates" not in plan:
-        plan = plan_updates(plan, args.speed_report, args.samples)
-        write_json(path, plan)
-    print(describe(plan), file=sys.stderr)
-    print(plan["updates"])
 
 
 if __name__ == "__main__":

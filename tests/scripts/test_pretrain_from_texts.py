@@ -53,15 +53,96 @@ def test_the_updates_fit_into_the_time_and_into_forty_passes():
     assert choose_updates(4096, 1, 1, 1e9) == 20
 
 
-def test_a_plan_is_kept_and_another_time_refused(tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("word " * 1000)
-    words = [tmp_path / "out", "--texts", tmp_path / "a.txt", "--gpus", 0, "--precision", "fp32"]
-    for _ in range(2):
-        pretraining_plan.main([*map(str, words), "--minutes", "10"])
-    first, second = capsys.readouterr().out.splitlines()
+def plan_of(folder, *flags, minutes=10):
+    """The words of the first command, of `flags` if given, and the plan."""
+    texts = folder / "a.txt"
+    texts.write_text("word " * 1000)
+    first = ("--texts", texts, "--gpus", 0, "--precision", "fp32", "--minutes", minutes)
+    return run_here([str(word) for word in (folder, *(flags or first))], pretraining_plan.main)
+
+
+def test_a_plan_is_kept_and_less_time_refused(tmp_path):
+    first, second = (plan_of(tmp_path).stdout for _ in range(2))
     assert first == second and first.startswith("modernbert-tiny 0.0056 128 8000 fp32 32 32")
-    result = run_here([*map(str, words), "--minutes", "9"], pretraining_plan.main)
+    result = plan_of(tmp_path, minutes=9)
     assert result.returncode == 2 and "is planned for 10 minutes: give that" in result.stderr
+
+
+def write_report(path, steps=(), **results):
+    """steps: seconds per update."""
+    values = [([0, number], {"step_seconds": seconds}) for number, seconds in enumerate(steps, 1)]
+    with path.open("w") as file:
+        for elapsed, (step, data) in enumerate([*values, ([], results)]):
+            record = {"timestamp": "1", "elapsedtime": str(elapsed), "step": step, "data": data}
+            file.write(f"DLLL {json.dumps(record)}\n")
+    return path
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """The folder of a plan of 10 minutes, of a text of 12.8 million tokens."""
+    monkeypatch.setattr(pretraining_plan, "products_per_second", lambda *_: CPU)
+    assert plan_of(tmp_path).returncode == 0
+    counts = {"samples": 100_000, "%_full": 100}
+    (tmp_path / "manifest.json").write_text(json.dumps({"counts": counts}))
+    return tmp_path
+
+
+def planned_updates(folder, seconds):
+    report = write_report(folder / "speed.json", [2.0] * 4 + seconds)
+    result = plan_of(folder, "--speed-report", report, "--samples", folder)
+    return [int(word) for word in result.stdout.split()]
+
+
+def corrected_updates(folder, step, minutes):
+    report = write_report(folder / "run.json", step=step, e2e_train_time=60 * minutes)
+    return int(plan_of(folder, "--training-report", report).stdout)
+
+
+@pytest.mark.parametrize("busy", [[], [1.0] * 25, [0.3] * 12 + [3.0] * 12])
+def test_what_else_runs_for_some_updates_does_not_change_the_plan(planned, busy):
+    updates, first_part = planned_updates(planned, busy + [0.1] * (36 - len(busy)))
+    assert updates == pytest.approx(6000, rel=0.1) and first_part == math.ceil(0.4 * updates)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "updates"),
+    [
+        (4, 6000),
+        (2, 12_000),  # the machine was busy when its speed was measured
+        (5, 4800),
+        (9, 3429),  # the rate falls over the last 30%
+        (0.1, 125_000),  # forty passes
+    ],
+)
+def test_the_first_part_of_a_run_decides_how_long_it_is(planned, minutes, updates):
+    planned_updates(planned, [0.1] * 36)
+    assert corrected_updates(planned, 2400, minutes) == updates
+    assert planned_updates(planned, [0.1] * 36) == [updates, 0]  # resumed
+
+
+def test_a_run_goes_on_for_more_minutes(planned):
+    planned_updates(planned, [0.1] * 36)
+    assert corrected_updates(planned, 2400, 4) == 6000
+    assert plan_of(planned, minutes=30).stdout.split()[-1] == "6000"
+    assert planned_updates(planned, [9.0] * 36) == [6000, 1]
+    assert corrected_updates(planned, 6000, 10) == 18_000
+
+
+@pytest.mark.parametrize(
+    ("minutes", "message"),
+    [
+        (9, ""),
+        (7, "6,000 updates took 7.0 of 10 minutes: to go on, rerun the command with more"),
+        (14, "6,000 updates took 14.0 of 10 minutes: the machine became slower meanwhile"),
+    ],
+)
+def test_a_run_that_took_another_time_says_so(planned, minutes, message):
+    planned_updates(planned, [0.1] * 36)
+    assert corrected_updates(planned, 2400, 4) == 6000
+    report = write_report(planned / "run.json", step=6000, e2e_train_time=60 * minutes)
+    said = plan_of(planned, "--training-report", report).stderr
+    assert said.startswith(message) and bool(said) == bool(message)
 
 
 def test_texts_in_another_script_become_a_model_that_transformers_loads(tmp_path):
@@ -75,7 +156,8 @@ def test_texts_in_another_script_become_a_model_that_transformers_loads(tmp_path
         (texts / f"{number}.txt").write_text("\n".join(sentences), encoding="utf-8")
     size = SIZES[0]._asdict() | {"length": 32, "vocabulary": 300, "learning_rate": 1e-3}
     plan = {"precision": "fp32", "batch": 4, "micro_batch": 4, "minutes": 1, "updates": 5}
-    plan |= {"tokens": 5000, "tokens_per_second": 1000, "epochs": 0.1}
+    # Forty passes over 26 tokens are 8 updates, for which there is time.
+    plan |= {"tokens": 26, "tokens_per_second": 1000, "epochs": 25, "first_part": 2}
     output = tmp_path / "out"
     output.mkdir()
     (output / "plan.json").write_text(json.dumps(size | plan))
@@ -83,6 +165,9 @@ def test_texts_in_another_script_become_a_model_that_transformers_loads(tmp_path
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "5 updates of 4 x 32 tokens with NorMuon at 0.001" in result.stderr
+    assert "8 updates of 4 x 32 tokens" in result.stderr
+    assert "step 2 of 5" in result.stdout and "step 8 of 8" in result.stdout
+    assert "step 3/5" not in result.stdout
     model = output / "results/custom/phase1/best"
     assert len(AutoTokenizer.from_pretrained(model).tokenize(words[0])) >= 1
     assert AutoModelForMaskedLM.from_pretrained(model).config.num_hidden_layers == 2
