@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Held-out masked-token loss of a first model from raw text, by recipe, at equal CPU time.
 
-    python3 benchmarks/first_model.py --books FOLDER --work FOLDER --seconds 120 --seeds 1 2 3
+    python3 benchmarks/first_model.py --texts FOLDER --work FOLDER --minutes 10 --seeds 1 2
 
-Recipes: docs/pretraining.md's command as it was (BERT-mini, LAMB, next sentences), the same model
-in transformers' Trainer as its example run_mlm.py has it (AdamW, 5e-5, batches of 8), and
-ModernBERTs with AdamW or NorMuon. All have the same text, trained vocabulary, length of 128,
-bfloat16 and one thread. A recipe makes as many updates as fit into the seconds, by the CPU time of
-an update measured before, and has its whole schedule in them.
+Recipes: scripts/pretrain_from_texts.sh as it is typed; docs/pretraining.md's BERT-mini with LAMB
+and next sentences; and transformers' Trainer as its example run_mlm.py has it (AdamW, 5e-5, batches
+of 8), with BERT-mini and with BERT-tiny, which has the sizes of the script's model of ten minutes.
+All have the vocabulary and the sentences that the script makes of nine tenths of the files, length
+128, bfloat16 and one thread. The script plans its updates by the clock; the others make as many as
+fit into the same CPU time, by that of an update measured before, and have their whole schedule in
+them.
 
-One scorer for all: transformers loads the last checkpoint and predicts the same masked tokens (15%)
-of books that no recipe has seen. Runs whose results are in the result file are not repeated: rerun
-the command. Needs transformers.
+One scorer for all: transformers loads the last checkpoint (of the script, its best) and predicts
+the same masked tokens (15%) of the tenth of the files that no recipe has seen. Runs whose results
+are in the result file are not repeated: rerun the command. Needs transformers.
 """
 
 import datetime
+import filecmp
 import itertools
 import resource
 import shutil
@@ -31,55 +34,83 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common.quality_runs import (
-    HELD_OUT,
     LENGTH,
     VOCABULARY,
     Data,
-    prepare,
+    packed_blocks,
     run_program,
     score,
 )
 from benchmarks.common.results import RESULTS, Runs, benchmark_parser, config_file
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import call_in_worker
-from bert_recipe.utils.command_line import REQUIRED, Flag, positive_float, positive_int
-from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.command_line import REQUIRED, Flag, positive_int
+from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.json_files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 
 MAX_MASKED = 20  # of the samples with next sentences
+HELD_OUT_EVERY = 10  # files
 SHORT, LONG = 5, 35  # updates: their difference is the time of an update
 
 
 class Recipe(NamedTuple):
-    """flags: of run_pretraining.py; none for transformers."""
+    """optimizer: that of run_pretraining.py; none for transformers."""
 
     model: str
     batch: int
     learning_rate: float
-    flags: tuple[str, ...] = ()
-
-    @property
-    def is_peer(self) -> bool:
-        return not self.flags
-
-    @property
-    def has_pairs(self) -> bool:
-        return self.model in ("tiny", "mini") and not self.is_peer
+    optimizer: str | None = None
 
 
-MASKED_30 = ("--masked-lm-prob=0.3",)
-DECAYS = ("--lr-decay=warmup_stable_decay", "--warmup-proportion=0.1", "--lr-decay-proportion=0.3")
-ADAMW = ("--optimizer=AdamW", *MASKED_30, *DECAYS)
-NORMUON = ("--optimizer=NorMuon", "--weight-decay=0.1", *MASKED_30, *DECAYS)
+SCRIPT = "scripts/pretrain_from_texts.sh"
 RECIPES = {
+    "BERT-mini, LAMB 2e-3, batches of 64": Recipe("mini", 64, 2e-3, "Lamb"),
     "transformers, BERT-mini, run_mlm.py as it comes": Recipe("mini", 8, 5e-5),
-    "BERT-mini, LAMB 2e-3, batches of 64": Recipe("mini", 64, 2e-3, ("--optimizer=Lamb",)),
-    "ModernBERT-mini, AdamW 2e-3, batches of 64": Recipe("modernbert-mini", 64, 2e-3, ADAMW),
-    "ModernBERT-mini, NorMuon 2e-3, batches of 64": Recipe("modernbert-mini", 64, 2e-3, NORMUON),
-    "ModernBERT-mini, NorMuon 5.6e-3": Recipe("modernbert-mini", 32, 5.6e-3, NORMUON),
-    "ModernBERT-tiny, NorMuon 5.6e-3": Recipe("modernbert-tiny", 32, 5.6e-3, NORMUON),
+    "transformers, BERT-tiny, run_mlm.py as it comes": Recipe("tiny", 8, 5e-5),
 }
+
+
+# --- the data -------------------------------------------------------------------------------------
+
+
+def prepare(texts: Path, work: Path) -> Data:
+    """The files in two parts, and what the script makes of the first: the vocabulary and samples.
+    The others get its sentences.
+    """
+    text, page = work / "text", work / "page"
+    done = work / "prepared"
+    if not done.exists():
+        shutil.rmtree(work, ignore_errors=True)
+        for index, path in enumerate(sorted(texts.glob("*.txt"))):
+            is_held_out = index % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
+            target = text / ("test" if is_held_out else "training") / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        # The flags of the script; its runs start from this folder, so that all share a vocabulary.
+        run_program(
+            "data/prepare.py",
+            *("all", "corpus", str(text / "training"), f"--output-dir={page}", "--train-vocab"),
+            *(f"--vocab-size={VOCABULARY}", "--no-do-lower-case", f"--lengths={LENGTH}"),
+            *("--bert-config", str(config_file("modernbert-tiny")), "--dynamic-masking"),
+            *("--no-nsp", "--pack-documents", "--test-fraction=0.05", "--max-document-kb=50"),
+        )
+        vocab = page / "vocab" / "vocab.txt"
+        run_program(
+            "create_pretraining_data.py",
+            f"--input-dir={page / 'sharded' / 'training'}",
+            f"--output-dir={work / 'pairs'}",
+            f"--vocab-file={vocab}",
+            "--no-do-lower-case",
+            f"--max-seq-length={LENGTH}",
+            f"--max-predictions-per-seq={MAX_MASKED}",
+        )
+        np.save(work / "training.npy", packed_blocks(page / "sharded" / "training", vocab, False))
+        np.save(work / "test.npy", packed_blocks(text / "test", vocab, False))
+        done.touch()
+    vocab = page / "vocab" / "vocab.txt"
+    mask_id = vocab.read_text(encoding="utf-8").split("\n").index("[MASK]")
+    return Data(work, vocab, np.load(work / "training.npy"), np.load(work / "test.npy"), mask_id)
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
@@ -89,43 +120,34 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 # --- this project ---------------------------------------------------------------------------------
 
 
-def samples_of(recipe: Recipe, data: Data) -> Path:
-    """The folder of the recipe's samples, which is made if needed."""
-    if not recipe.has_pairs:
-        return data.work / "shards"
-    folder = data.work / "pairs"
-    if not folder.exists():
-        run_program(
-            "create_pretraining_data.py",
-            f"--input-dir={data.work / 'text' / 'training'}",
-            f"--output-dir={folder}",
-            f"--vocab-file={data.vocab}",
-            f"--max-seq-length={LENGTH}",
-            f"--max-predictions-per-seq={MAX_MASKED}",
-        )
-    return folder
+def run_script(data: Data, folder: Path, minutes: int, seed: int) -> None:
+    shutil.copytree(data.work / "page", folder, dirs_exist_ok=True)
+    texts = data.work / "text" / "training"
+    run_program(SCRIPT, str(texts), str(folder), str(minutes), "0", "amp", str(seed))
+    if not filecmp.cmp(data.vocab, folder / "vocab" / "vocab.txt", shallow=False):
+        raise UserError(f"{SCRIPT} has made another vocabulary: adapt the flags in prepare()")
 
 
-def pretrain(recipe: Recipe, data: Data, folder: Path, updates: int, *flags: str) -> None:
+def pretrain(recipe: Recipe, data: Data, folder: Path, updates: int, seed: int) -> None:
     write_json(folder / "config.json", config_of(recipe))
-    flags_of_run = {
-        "input-dir": samples_of(recipe, data),
+    flags = {
+        "input-dir": data.work / "pairs",
         "output-dir": folder,
         "config-file": folder / "config.json",
         "vocab-file": data.vocab,
         "device": "cpu",
         "amp": "true",
         "max-seq-length": LENGTH,
+        "max-predictions-per-seq": MAX_MASKED,
         "batch-size": recipe.batch,
+        "optimizer": recipe.optimizer,
         "learning-rate": recipe.learning_rate,
         "max-steps": updates,
         "num-steps-per-checkpoint": updates,
         "report-file": "None",
+        "seed": seed,
     }
-    if recipe.has_pairs:
-        flags_of_run["max-predictions-per-seq"] = MAX_MASKED
-    words = [f"--{name}={value}" for name, value in flags_of_run.items()]
-    run_program("run_pretraining.py", *words, *recipe.flags, *flags)
+    run_program("run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items()))
 
 
 # --- transformers ---------------------------------------------------------------------------------
@@ -164,7 +186,9 @@ class RunMlm:
                 save_strategy="no",
                 disable_tqdm=True,
             ),
-            DataCollatorForLanguageModeling(BertTokenizerFast(str(data.vocab))),
+            DataCollatorForLanguageModeling(
+                BertTokenizerFast(str(data.vocab), do_lower_case=False)
+            ),
             [{"input_ids": block} for block in data.train_blocks],
         )
 
@@ -180,19 +204,28 @@ class RunMlm:
 # --- runs -----------------------------------------------------------------------------------------
 
 
+def cpu_seconds() -> float:
+    """Of the programs that this process has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
 def train(recipe: Recipe, data: Data, folder: Path, updates: int, seed: int) -> float:
     """Trains in a process of its own, in an empty folder; returns the CPU seconds. Those of this
     project are of the whole program.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    if recipe.is_peer:
+    empty(folder)
+    if recipe.optimizer is None:
         return call_in_worker(RunMlm, "run", recipe, data, folder, updates, seed)
-    samples_of(recipe, data)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    pretrain(recipe, data, folder, updates, f"--seed={seed}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    before = cpu_seconds()
+    pretrain(recipe, data, folder, updates, seed)
+    return cpu_seconds() - before
 
 
 def update_seconds(recipe: Recipe, data: Data) -> dict[str, float]:
@@ -211,30 +244,46 @@ def measure(recipe: Recipe, data: Data, updates: int, seed: int) -> dict[str, fl
     return {"updates": updates, "cpu_seconds": seconds, **scores}
 
 
+def measure_script(data: Data, minutes: int, seed: int) -> dict[str, Any]:
+    folder = empty(data.work / "run")
+    before, started = cpu_seconds(), time.monotonic()
+    run_script(data, folder, minutes, seed)
+    seconds = {"cpu_seconds": cpu_seconds() - before, "seconds": time.monotonic() - started}
+    scores = score(folder / "results" / "custom" / "phase1" / "best", data)
+    plan = read_json(folder / "plan.json", "the plan")
+    shutil.rmtree(folder)
+    return {"model": plan["config"], "updates": plan["updates"], **seconds, **scores}
+
+
 def main() -> None:
-    names = tuple(RECIPES)
+    names = (SCRIPT, *RECIPES)
     args = benchmark_parser(
         __doc__,
-        Flag("--books", Path, REQUIRED, f"folder of .txt books, {', '.join(HELD_OUT)} among them"),
+        Flag("--texts", Path, REQUIRED, "folder of .txt files"),
         Flag("--work", Path, REQUIRED, "folder for data, which are kept, and runs"),
         Flag("--recipes", names, names, "to run", options={"nargs": "+"}),
-        Flag("--seconds", positive_float, REQUIRED, "CPU time of the updates of a run"),
+        Flag("--minutes", positive_int, REQUIRED, "time of a run"),
         Flag("--seeds", positive_int, (1, 2, 3), "seeds of the runs", options={"nargs": "+"}),
     ).parse_args()
     torch.set_num_threads(1)
-    path = args.output or RESULTS / f"first_model-{datetime.date.today()}.json"
-    settings = {"held_out": HELD_OUT, "length": LENGTH, "vocabulary": VOCABULARY}
+    path = args.output or RESULTS / f"first_model-{args.minutes}m-{datetime.date.today()}.json"
+    data = prepare(args.texts, args.work)
+    tokens = {"training_tokens": data.train_blocks.size, "held_out": data.held_out_blocks.size}
+    settings = {"texts": args.texts.name, "length": LENGTH, "vocabulary": VOCABULARY, **tokens}
     runs = Runs(path, settings | {"recipes": {name: RECIPES[name]._asdict() for name in RECIPES}})
-    data = prepare(args.books, args.work)
     for seed, name in itertools.product(args.seeds, args.recipes):
-        recipe = RECIPES[name]
-        timing = runs.get({"recipe": name, "timing": True}, partial(update_seconds, recipe, data))
-        updates = round(args.seconds / timing["update_seconds"])
-        key = {"recipe": name, "seconds": args.seconds, "seed": seed}
-        run = runs.get(key, partial(measure, recipe, data, updates, seed))
+        key = {"recipe": name, "minutes": args.minutes, "seed": seed}
+        if name == SCRIPT:
+            run = runs.get(key, partial(measure_script, data, args.minutes, seed))
+        else:
+            recipe = RECIPES[name]
+            timed = {"recipe": name, "timing": True}
+            timing = runs.get(timed, partial(update_seconds, recipe, data))
+            updates = round(60 * args.minutes / timing["update_seconds"])
+            run = runs.get(key, partial(measure, recipe, data, updates, seed))
         print_line(f"{name}, seed {seed}: {run['updates']} updates, loss {run['loss']:.3f}")
     for name in args.recipes:
-        rows = runs.matching({"recipe": name, "seconds": args.seconds})
+        rows = runs.matching({"recipe": name, "minutes": args.minutes})
         losses = [run["loss"] for run in rows]
         right = np.mean([run["accuracy"] for run in rows])
         spread = f" +- {statistics.stdev(losses):.2f}" if len(losses) > 1 else ""

@@ -86,6 +86,7 @@ class Data(NamedTuple):
     vocab: Path
     train_blocks: np.ndarray  # [blocks, LENGTH]
     held_out_blocks: np.ndarray
+    mask_id: int = MASK_ID
 
 
 def prepare(books_folder: Path, work: Path) -> Data:
@@ -128,7 +129,7 @@ def prepare(books_folder: Path, work: Path) -> Data:
 
 
 def masked(
-    ids_BS: torch.Tensor, rate: float, generator: torch.Generator
+    ids_BS: torch.Tensor, rate: float, generator: torch.Generator, mask_id: int = MASK_ID
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Input and labels [B, LENGTH] of masked language modelling: a share `rate` of the tokens but
     [CLS] and [SEP], of which 80% are replaced by [MASK], 10% by a random token and 10% by
@@ -138,21 +139,22 @@ def masked(
     chosen[:, [0, -1]] = False
     kind = torch.rand(ids_BS.shape, generator=generator)
     random_ids = torch.randint(VOCABULARY, ids_BS.shape, generator=generator)
-    replaced = torch.where(kind < 0.8, MASK_ID, torch.where(kind < 0.9, random_ids, ids_BS))
+    replaced = torch.where(kind < 0.8, mask_id, torch.where(kind < 0.9, random_ids, ids_BS))
     return torch.where(chosen, replaced, ids_BS), ids_BS.masked_fill(~chosen, -100)
 
 
 def run_program(program: str, *flags: str) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / program), *flags]
+    interpreter = "bash" if program.endswith(".sh") else sys.executable
+    command = [interpreter, str(ROOT / program), *flags]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise UserError(f"{program} failed:\n{finished.stdout[-2000:]}{finished.stderr[-2000:]}")
 
 
-def packed_blocks(folder: Path, vocab: Path) -> np.ndarray:
+def packed_blocks(folder: Path, vocab: Path, do_lower_case: bool = True) -> np.ndarray:
     """The books' tokens end to end, in blocks of LENGTH with [CLS] and [SEP] around."""
-    tokenizer = BertTokenizer(vocab, do_lower_case=True)
+    tokenizer = BertTokenizer(vocab, do_lower_case=do_lower_case)
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     lines = [
         line
@@ -262,7 +264,7 @@ def score(checkpoint: Path, data: Data) -> dict[str, float]:
     generator.manual_seed(0)
     loss = correct = count = 0.0
     for ids in blocks.split(SCORED_AT_ONCE):
-        input_ids, labels = masked(ids, SCORED_MASK_RATE, generator)
+        input_ids, labels = masked(ids, SCORED_MASK_RATE, generator, data.mask_id)
         is_masked = labels != -100
         logits, labels = model(input_ids=input_ids).logits[is_masked], labels[is_masked]
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
