@@ -48,14 +48,14 @@ DISTILBERT = {
 
 
 def make_input(config=None) -> tuple[TokenStream, dict[str, torch.Tensor], torch.Tensor]:
-    """The same sequences as a stream and padded, and where the real tokens are. config:
-    transformers'.
+    """The same sequences as a stream and padded, and where the real tokens are, among which are
+    special tokens, as when a text has a literal "[PAD]". config: transformers'.
     """
     torch.manual_seed(1)
-    rows = [torch.randint(3, SIZES["vocab_size"], (length,)) for length in LENGTHS]
-    ids = torch.nn.utils.rnn.pad_sequence(
-        rows, batch_first=True, padding_value=getattr(config, "pad_token_id", 0)
-    )
+    rows = [torch.randint(SIZES["vocab_size"], (length,)) for length in LENGTHS]
+    padding = getattr(config, "pad_token_id", 0)
+    rows[0][2:4] = rows[3][-1] = padding
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
     real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     padded = {"input_ids": ids, "attention_mask": real}
     if getattr(config, "type_vocab_size", 1) == 2:

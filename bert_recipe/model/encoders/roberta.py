@@ -69,15 +69,26 @@ class RobertaConfig(BertConfig):
 class RobertaEmbeddings(BertEmbeddings):
     def __init__(self, config: RobertaConfig):
         super().__init__(config)
-        self.first_position = config.pad_token_id + 1
+        self.pad_token_id = config.pad_token_id
         self.last_type = config.type_vocab_size - 1
 
     def forward(self, stream: TokenStream) -> Tensor:
-        position_ids = stream.position_ids + self.first_position
+        position_ids = self.positions(stream)
         token_type_ids = stream.token_type_ids.clamp(max=self.last_type)
         return super().forward(
             stream._replace(position_ids=position_ids, token_type_ids=token_type_ids)
         )
+
+    def positions(self, stream: TokenStream) -> Tensor:
+        """The row of each token [T] in the table of positions. A padding token that is written in a
+        text has a row of its own and is not counted, as in transformers and fairseq.
+        """
+        is_counted_T = stream.input_ids != self.pad_token_id
+        count_T = is_counted_T.cumsum(dim=0)  # from the beginning of the stream
+        tokens_T = torch.arange(stream.num_tokens, device=count_T.device)
+        first_T = tokens_T - stream.position_ids  # of each token's sequence
+        before_T = count_T[first_T] - is_counted_T[first_T].long()
+        return self.pad_token_id + (count_T - before_T) * is_counted_T
 
 
 class RobertaPreTrainedModel(BertPreTrainedModel):
