@@ -11,7 +11,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_once
 
-MAX_CLASSES = 50  # whose shares are met in groups; the rest counts as the last one
+MAX_LABELS = 50  # whose shares are met in groups; the rest counts as the last one
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,10 @@ class Split:
             )
         return np.array([key in chosen for key in keys])
 
-    def held_out_groups(self, groups: Sequence[str], classes: Sequence[Hashable]) -> np.ndarray:
-        """`held_out` of whole groups, where shares and classes are met as far as groups allow."""
+    def held_out_groups(
+        self, groups: Sequence[str], labels: Sequence[tuple[Hashable, ...]]
+    ) -> np.ndarray:
+        """`held_out` of whole groups, where shares and labels are met as far as groups allow."""
         names, group_of_sample = np.unique(np.array(groups), return_inverse=True)
         flag = f"--group-column {self.group_column}"
         if len(names) == 1:
@@ -113,11 +115,12 @@ class Split:
                 f"{flag}: {len(names)} groups are fewer than --num-folds {self.num_folds}: give "
                 f"--num-folds {len(names)} or less"
             )
-        frequent = [name for name, _ in Counter(classes).most_common(MAX_CLASSES)]
-        class_ids = {name: number for number, name in enumerate(frequent)}
-        class_of_sample = np.array([class_ids.get(name, len(frequent) - 1) for name in classes])
+        frequent = Counter(itertools.chain(*labels)).most_common(MAX_LABELS)
+        columns = {label: column for column, (label, _) in enumerate(frequent)}
         counts_GC = np.zeros((len(names), len(frequent)))
-        np.add.at(counts_GC, (group_of_sample, class_of_sample), 1)
+        for group, sample_labels in zip(group_of_sample, labels, strict=True):
+            for label in sample_labels:
+                counts_GC[group, columns.get(label, len(frequent) - 1)] += 1
         part_of_group = divide_groups(counts_GC, self.shares, np.random.default_rng(self.seed))
         held_out = part_of_group[group_of_sample] == self.fold
         print_once(

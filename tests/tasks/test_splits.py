@@ -59,6 +59,10 @@ def test_of_several_labels_each_has_its_share_though_many_sets_are_alone():
         assert held_out[column].mean() == pytest.approx(0.2, abs=0.1)
     folds = [Split(None, 4, 0, fold).held_out(list(range(600)), labels) for fold in range(4)]
     assert (np.sum(folds, axis=0) == 1).all()
+    groups = [str(row // 3) for row in range(600)]
+    held_out = Split(0.2, None, 0, group_column="document").held_out([], labels, groups)
+    for column in has_NL.T:
+        assert held_out[column].mean() == pytest.approx(0.2, abs=0.06)
 
 
 def test_a_small_share_of_few_samples_is_one():
