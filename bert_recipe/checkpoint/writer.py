@@ -46,7 +46,7 @@ from bert_recipe.tokenization.tokenizer import model_files
 from bert_recipe.utils.collectives import all_reduce
 from bert_recipe.utils.device import pin_memory
 from bert_recipe.utils.distributed import DistributedContext
-from bert_recipe.utils.errors import THREAD_SIGNS, PeerError, UserError
+from bert_recipe.utils.errors import PeerError, UserError, error_message
 from bert_recipe.utils.files import publish_folder, temporary_path
 from bert_recipe.utils.json_files import JsonObject, read_json
 from bert_recipe.utils.memory import available_memory, process_memory
@@ -355,15 +355,9 @@ def unwritable(folder: Path, error: OSError | RuntimeError | None) -> UserError:
     """The error of a failed write. error: None if it is another process's."""
     if error is None:
         return PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
-    reason = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
-    advice = "make room or choose another --output-dir"
-    if any(sign in reason for sign in THREAD_SIGNS):
-        advice = "raise the limit (ulimit -u)"
     return UserError(
-        f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are "
-        f"unchanged; {advice}, then resume"
+        f"cannot write the checkpoint {folder}: {error_message(error) or error}; then resume: the "
+        f"checkpoints before it are unchanged"
     )
 
 

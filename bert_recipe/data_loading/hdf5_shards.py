@@ -32,7 +32,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import UserError, machine_problem
 from bert_recipe.utils.files import is_hidden, refuse_pointer
 from bert_recipe.utils.text_files import check_one_split
 
@@ -269,14 +269,13 @@ class ContiguousShards:
         """`size` bytes at `offset` of shard `number`: when one of several reads failed, each is
         repeated. Raises UserError if it was this one.
         """
+        reason = "was cut off while it was read: make or fetch it again"
         try:
             content = os.pread(descriptor, size, offset)
-            reason = "was cut off while it was read"
         except OSError as error:
-            content = b""
-            reason = f"cannot be read ({error.strerror})"
+            content, reason = b"", f"cannot be read: {machine_problem(error)}"
         if len(content) < size:
-            raise UserError(f"shard {self.shards[number].path} {reason}: make or fetch it again")
+            raise UserError(f"shard {self.shards[number].path} {reason}")
         return content
 
 

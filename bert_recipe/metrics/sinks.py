@@ -27,7 +27,7 @@ from bert_recipe.metrics.dllogger_backends import (
     log_to_registered,
     text_log,
 )
-from bert_recipe.utils.errors import UserError, one_line, print_error
+from bert_recipe.utils.errors import UserError, machine_problem, one_line, print_error
 from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
 
@@ -98,8 +98,8 @@ class DLLoggerSink(Sink):
             self.log = self.make_log(self.file)
             self.append(self.file, step, metrics)
         except OSError as error:
-            advice = f"free some space, or choose another {self.flag}"
-            raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
+            problem = machine_problem(error)
+            raise UserError(f"cannot write {self.path} ({self.flag}): {problem}") from error
 
     def open(self) -> TextIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory
 from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer
 from bert_recipe.utils import requirements
-from bert_recipe.utils.errors import UserError, error_message, one_line
+from bert_recipe.utils.errors import UserError, error_message, machine_problem, one_line
 from bert_recipe.utils.memory import available_memory
 from bert_recipe.utils.progress import print_line
 
@@ -156,8 +156,7 @@ def check_disk(findings: Findings, run: Run) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UserError(
-            f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another "
-            "folder, or change its permissions"
+            f"--output-dir: cannot write to {existing}: {machine_problem(error)}"
         ) from error
     # Older checkpoints are removed only after a new one is written.
     missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)

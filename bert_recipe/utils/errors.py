@@ -60,7 +60,7 @@ MACHINE_ERRORS = {
     errno.ENOENT: "no such file or folder: check the path",
     errno.ENOTDIR: "a part of the path is not a folder: check the path",
     errno.EISDIR: "this is a folder, not a file: check the path",
-    errno.EEXIST: "this exists already: choose another path",
+    errno.EEXIST: "this exists already, as a file or a link to nothing: choose another path",
     errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
     errno.ELOOP: "too many symbolic links, or a loop of them: check the path",
     errno.EBUSY: "in use by another program: stop that one, or choose another path",
@@ -73,6 +73,12 @@ MACHINE_ERRORS = {
     errno.ESTALE: "the network file system lost this file: mount it again, or choose another path",
     errno.EIO: "the disk reported an input/output error: check the disk",
 }
+
+
+def machine_problem(error: OSError) -> str:
+    """What is wrong with the machine, and what to do."""
+    reason = error.strerror or error
+    return MACHINE_ERRORS.get(error.errno or 0, f"{reason}: choose another path")
 
 
 # What Python's and C++'s threads say.
@@ -212,7 +218,7 @@ def error_message(error: BaseException) -> str | None:
             f"library does not take: rename the file, or correct the text"
         )
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-        message = MACHINE_ERRORS[error.errno]
+        message = machine_problem(error)
         where = error.filename2 or error.filename
         return error_line(f"{where}: {message}") if where else message
     return None

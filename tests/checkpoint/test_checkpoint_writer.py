@@ -137,7 +137,7 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
         bert_recipe.utils.files, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device"))
     )
     with pytest.raises(
-        UserError, match=r"No space left on device.*the checkpoints before it are unchanged"
+        UserError, match=r"the disk is full: .*the checkpoints before it are unchanged"
     ):
         write(tmp_path, small(2))
     assert list(tmp_path.glob("2.tmp-*")) == [left]
@@ -192,11 +192,11 @@ def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypa
         for name, wanted in zip(
             ("model.safetensors", "model_optimizer.safetensors"), tensors, strict=True
         ):
-            found = load_file(parent / str(step) / name)
-            assert found.keys() == wanted.keys()
+            written = load_file(parent / str(step) / name)
+            assert written.keys() == wanted.keys()
             assert all(
-                torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype
-                for key in found
+                torch.equal(written[key], wanted[key]) and written[key].dtype == wanted[key].dtype
+                for key in written
             )
 
 
@@ -208,14 +208,14 @@ def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small,
     assert len(writer.memory) == 0
 
 
-@pytest.mark.parametrize("advice", ["make room", "ulimit -u"])
+@pytest.mark.parametrize("advice", ["is not a folder", "ulimit -u"])
 def test_error_of_the_background_write_is_raised_once_by_the_next_call(
     tmp_path, small, monkeypatch, advice
 ):
     def start_thread(*_):
         raise RuntimeError("can't start new thread")
 
-    if advice == "make room":
+    if advice == "is not a folder":
         (tmp_path / "file").write_text("")
     else:
         monkeypatch.setattr(bert_recipe.checkpoint.writer, "_hash_blocks", start_thread)

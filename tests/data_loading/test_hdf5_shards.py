@@ -59,8 +59,8 @@ def test_shards_of_all_versions_are_read(tmp_path, rows, version):
     attributes = {} if version is None else {"schema_version": version}
     write = write_nvidia_shard if version is None else write_shard
     write(tmp_path / "s.hdf5", pretraining_types(rows), attributes)
-    found = PretrainingDataset(tmp_path, VOCAB_SIZE).rows(np.arange(20))
-    assert all(np.array_equal(found[key], rows[key]) for key in ("input_ids", "masked_lm_ids"))
+    stored = PretrainingDataset(tmp_path, VOCAB_SIZE).rows(np.arange(20))
+    assert all(np.array_equal(stored[key], rows[key]) for key in ("input_ids", "masked_lm_ids"))
 
 
 def resident_bytes() -> int:
@@ -200,7 +200,7 @@ def test_data_and_attributes_that_contradict_the_format_or_each_other_are_named(
     [
         ("cut off", "was cut off"),
         ("emptied", "was cut off"),
-        ("disk error", "cannot be read \\(Input/output error\\)"),
+        ("disk error", "cannot be read: the disk reported an input/output error"),
     ],
 )
 def test_a_shard_that_becomes_unreadable_is_named(tmp_path, monkeypatch, damage, words):

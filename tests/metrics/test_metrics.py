@@ -251,12 +251,12 @@ def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path, is_killed):
             expected[name].append((step, pytest.approx(value, rel=1e-6)))
     assert {"loss", "learning_rate", "eval_loss", "sequences_per_second"} <= expected.keys()
     logged = accumulators.EventAccumulator(str(folder)).Reload()
-    found = {
+    recorded = {
         tag: [(event.step, event.value) for event in logged.Scalars(tag)]
         for tag in logged.Tags()["scalars"]
     }
-    final = {name: found.pop(name) for name in list(found) if name.startswith("final/")}
-    assert found == expected
+    final = {name: recorded.pop(name) for name in list(recorded) if name.startswith("final/")}
+    assert recorded == expected
     assert [step for step, _ in final["final/final_loss"]] == [6]
 
 
@@ -329,6 +329,18 @@ def test_a_sink_without_its_package_is_an_error(inputs, tmp_path, monkeypatch, f
             {"report_file": Path("new"), "log_file": Path("new")},
             "is writing to new: choose another --log-file",
         ),
+        *(  # each with its own cause
+            ([], {"report_file": Path(path)}, f"cannot write {path} (--report-file): {says}")
+            for path, says in {
+                "file/log": "this exists already, as a file or a link to nothing: choose another",
+                "file/folder/log": "a part of the path is not a folder: check the path",
+                "broken/log": "this exists already, as a file or a link to nothing: choose another",
+                "loop/log": "this exists already, as a file or a link to nothing: choose another",
+                "loop": "too many symbolic links, or a loop of them: check the path",
+                "/dev/full": "the disk is full: free some space",
+                "/proc/none/log": "no such file or folder: check the path",
+            }.items()
+        ),
     ],
 )
 def test_a_sink_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, packages, config, says):
@@ -337,6 +349,8 @@ def test_a_sink_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, packag
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     Path("file").touch()
+    Path("broken").symlink_to("nowhere/x")
+    Path("loop").symlink_to("loop")
 
     def log(_words: list[str]) -> None:
         make_reporter(RuntimeConfig(**config), is_main=True).log((1,), {"loss": 1.0})

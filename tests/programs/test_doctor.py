@@ -153,7 +153,11 @@ def test_an_output_folder_that_cannot_be_written_to_is_wrong(
     (tmp_path / "out").write_text("a file")
     result = examine(*inputs.command(tmp_path / "out", "--max-steps", 2))
     assert result.returncode == 2, result.stdout
-    assert_says(lines_of(result, "wrong"), "--output-dir: cannot write to", "Not a directory")
+    assert_says(
+        lines_of(result, "wrong"),
+        "--output-dir: cannot write to",
+        "a part of the path is not a folder",
+    )
 
 
 def test_a_run_folder_that_cannot_be_written_to_is_one_of_the_findings(

@@ -106,8 +106,8 @@ def missing(name: str) -> ModuleNotFoundError:
     ids=lambda value: repr(value)[:80],
 )
 def test_an_error_of_the_user_or_the_machine_is_one_line_and_exit_code_2(error, line, capsys):
-    code, (found,) = outcome(raising(error), capsys)
-    assert code == 2 and found.startswith(line)
+    code, (printed,) = outcome(raising(error), capsys)
+    assert code == 2 and printed.startswith(line)
 
 
 PROGRAMS = (

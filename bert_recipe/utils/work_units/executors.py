@@ -74,7 +74,7 @@ def open_pool(workers: int) -> Iterator[Executor]:
             raise
         raise UserError(
             "worker processes cannot be started, as /dev/shm holds no semaphores "
-            f"({error.strerror}): make room there, or use --num-workers 1"
+            f"({error.strerror}): mend that, or use --num-workers 1"
         ) from error
     try:
         yield pool
