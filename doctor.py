@@ -66,8 +66,8 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 
 
 def alone(config: RunConfig) -> RunConfig:
-    """The settings for a trial in one process: the same global batch, unsharded, without logs and
-    profile, compiled only if asked for.
+    """The settings for a trial in one process: the same batches, of as many processes, unsharded,
+    without logs and profile, compiled only if asked for.
     """
     logs = config.runtime
     runtime = RuntimeConfig(
@@ -78,14 +78,13 @@ def alone(config: RunConfig) -> RunConfig:
         config.parallel, shard_degree=1, replicate_degree=None, cpu_offload=False, compile=what
     )
     trainer = replace(config.trainer, benchmark=False, profile_update=None)
-    return replace(config, parallel=parallel, trainer=trainer, runtime=runtime, world_size=1)
+    return replace(config, parallel=parallel, trainer=trainer, runtime=runtime)
 
 
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     # Here, so that --help and errors of the command line do not wait for torch.
     from bert_recipe.training import checks
-    from bert_recipe.training.chosen_settings import loader_of
     from bert_recipe.training.memory_estimate import MemorySettings
     from bert_recipe.training.plan import open_runs
     from bert_recipe.training.setup import start_runtime
@@ -100,10 +99,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         options = PROGRAMS[name].task_options(args)
         # Of the first seed or fold, if there are several.
         run = next(iter(open_runs(single, options, runtime, findings.decide_start).values()))
-        loader = config.loader
-        if "global_batch_size" in config.chosen_by_rule:
-            loader = loader_of(config, run.values.loader.global_batch_size)
-        loader = options.in_sequences(loader, run.data.dataset)
+        loader = options.in_sequences(run.values.loader, run.data.dataset)
         memory = MemorySettings(config, loader, task_memory=options.resident_memory())
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():

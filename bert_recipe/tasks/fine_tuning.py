@@ -137,7 +137,7 @@ class FineTuningOptions(LearningOptions, TaskOptions):
         self.check_metric(self.score_names)
         gives_batch = "global_batch_size" not in config.chosen_by_rule
         if gives_batch:
-            self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
+            self.check_batch(config.loader.global_batch_size, config.world_size)
         check_length("--max-seq-length", self.max_seq_length, choice.config)
         start = None if folder is None else folder.path
         task, dataset = self.task_class.learning(self, choice.tokenizer, start, self.split(fold))

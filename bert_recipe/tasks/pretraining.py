@@ -79,7 +79,7 @@ class PretrainingOptions(PretrainingConfig, TaskOptions):
             held_out = open_dataset(self.eval_dir, *source, is_held_out=True)
             available = len(held_out)
             evaluated = min(available, self.max_eval_samples or available)
-            if evaluated < distributed.world_size:
+            if evaluated < config.world_size:
                 raise UserError(
                     f"{self.eval_dir} has fewer samples than there are processes: make a larger "
                     f"held-out set, or raise --max-eval-samples"

@@ -371,7 +371,7 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
         loader, global_batch_size=measured, max_seq_length=run.task.max_sample_length
     )
     trainer_config = replace(run.settings.trainer, benchmark=True)  # saves nothing
-    settings = replace(run.settings, trainer=trainer_config)
+    settings = replace(run.settings, trainer=trainer_config, world_size=1)
     memory = MemorySettings(settings, trial_loader, run.parallel)
     needed, free = needed_and_free_memory(run, memory)
     if needed > free:

@@ -118,9 +118,9 @@ def choose_settings(
     if "warmup_proportion" in chosen:
         warmup = recorded.get(WARMUP, rule.warmup_proportion)
     if "global_batch_size" in chosen:
-        least = max(rule.batch_size, runtime.distributed.world_size, task.options.min_batch)
+        least = max(rule.batch_size, settings.world_size, task.options.min_batch)
         loader = loader_of(settings, recorded.get(GLOBAL_BATCH, least))
-        task.options.check_batch(loader.global_batch_size, runtime.distributed.world_size)
+        task.options.check_batch(loader.global_batch_size, settings.world_size)
     limits_epochs = True
     if "epochs" in chosen:
         epochs = rule.epochs

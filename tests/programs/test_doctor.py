@@ -187,6 +187,19 @@ def test_the_seeds_of_a_command_that_resumes_are_examined(inputs: RunInputs, tmp
     assert_says(lines_of(result, "ok"), "seed-42/1")
 
 
+def test_batches_are_those_of_the_processes_of_the_run(inputs: RunInputs, tmp_path, monkeypatch):
+    for slow in ("check_overfitting", "check_updates"):
+        monkeypatch.setattr(checks, slow, lambda *_: None)
+    output = tmp_path / "out"
+    command = inputs.command(output, "--max-steps", 2)
+    train([*command, "--steps-this-run", "1"])
+    resumed = examine(*command, "--resume-from-checkpoint", "--processes", 2)
+    assert_says(lines_of(resumed, "wrong"), "was 4, of 1 processes; with 2 it would be 8")
+    held_out = ("--eval-dir", inputs.held_out, "--max-eval-samples", 3, "--processes", 4)
+    few = examine(*inputs.command(tmp_path / "new", "--max-steps", 2, *held_out))
+    assert_says(lines_of(few, "wrong"), "fewer samples than there are processes")
+
+
 def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "check_overfitting", lambda *_: None)  # which is slow
     shards = shutil.copytree(inputs.shards, tmp_path / "shards")
