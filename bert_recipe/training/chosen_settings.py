@@ -127,9 +127,12 @@ def choose_settings(
         if recorded:
             epochs = recorded.get(EPOCHS, OLD_EPOCHS)
         if recorded and "max_steps" in chosen:  # the same length, also with another batch
-            sequences = recorded[STEPS] * recorded[GLOBAL_BATCH]
-            max_steps = math.ceil(sequences / loader.global_batch_size)
-            limits_epochs = False
+            steps, batch = recorded[STEPS], recorded[GLOBAL_BATCH]
+            # Of folds, the same epochs are not the same number of updates.
+            by_epochs = count_steps(-1, epochs, batch, len(data.dataset))
+            limits_epochs = (by_epochs, loader.global_batch_size) == (steps, batch)
+            if not limits_epochs:
+                max_steps = math.ceil(steps * batch / loader.global_batch_size)
     if runtime.distributed.is_main:
         values = {
             "learning_rate": f"{RATE} {rate:g}",

@@ -214,6 +214,18 @@ def test_given_flags_change_a_resumed_run_and_others_are_kept(glue_files, tmp_pa
     assert values["--warmup-proportion"] == 0.5
 
 
+def test_folds_that_have_not_begun_train_for_the_recorded_epochs(glue_files, tmp_path):
+    """Of 38 rows or of 39, which are 4 or 5 updates."""
+    flags = ["--do-eval", "--num-folds", 5, "--train-batch-size", 19]
+    begun = command(glue_files, tmp_path, *flags, "--epochs", 2, "--steps-this-run", 2)
+    assert run_glue.main(begun) == 0
+    assert run_glue.main(command(glue_files, tmp_path, *flags, "--resume-from-checkpoint")) == 0
+    updates = [
+        read_record(folder).hyperparameters["--max-steps"] for folder in run_folders(tmp_path)
+    ]
+    assert sorted(updates) == [4, 4, 4, 5, 5]
+
+
 def test_seeds_that_have_not_begun_take_what_the_first_one_recorded(glue_files, tmp_path):
     interrupted(glue_files, tmp_path / "one", "--num-seeds", 1)
     [folder] = run_folders(tmp_path / "one")
