@@ -192,8 +192,6 @@ def answer_options(args: Arguments, max_seq_length: int) -> SquadOptions:
         SquadOptions,
         args,
         max_seq_length=max_seq_length,
-        # A model with few positions may have no room for the default 64 question tokens.
-        max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
         n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
     )
 

@@ -184,7 +184,8 @@ class LoaderConfig:
         "--max-seq-length --max-length",
         bounded_int(8, MAX_LENGTH),  # with room for texts beside the special tokens
         512,
-        "maximum tokens of a sequence; in pre-training the length of the shards' sequences",
+        "maximum tokens of a sequence, by default no more than the model has positions; in "
+        "pre-training the length of the shards' sequences",
     )
     max_masked: int = option(
         "--max-predictions-per-seq",

@@ -138,9 +138,13 @@ class FineTuningOptions(LearningOptions, TaskOptions):
         gives_batch = "global_batch_size" not in config.chosen_by_rule
         if gives_batch:
             self.check_batch(config.loader.global_batch_size, config.world_size)
-        check_length("--max-seq-length", self.max_seq_length, choice.config)
+        options = self
+        if not config.arguments.given("max_seq_length"):
+            length = min(self.max_seq_length, choice.config.max_length)
+            options = replace(self, max_seq_length=length)
+        check_length("--max-seq-length", options.max_seq_length, choice.config)
         start = None if folder is None else folder.path
-        task, dataset = self.task_class.learning(self, choice.tokenizer, start, self.split(fold))
+        task, dataset = self.task_class.learning(options, choice.tokenizer, start, self.split(fold))
         choice = replace(choice, config=task.configure(choice.config))
         sets = task.prediction_sets(choice.tokenizer)
         scored_sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]

@@ -170,6 +170,7 @@ def all_arguments(
             "warmup_proportion": values.schedule.warmup_proportion,
             "epochs": values.epochs,
             "batch_size": values.loader.batch_size,
+            "max_seq_length": task.max_seq_length,
         }
     return settings.arguments.as_dict() | {**arguments} | chosen
 

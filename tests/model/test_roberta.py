@@ -30,13 +30,13 @@ def pretrained(request, inputs, tmp_path_factory):
     kind = {"xlm-r": "xlm-roberta"}.get(request.param, request.param)
     if kind == "modernbert":
         tokenizer = VOCAB_FILE
-        config = MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 128}
+        config = MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 64}
     else:
         tokenizer = file_of(request.param)
         config = {**TINY, "model_type": kind, "pad_token_id": 1}
         config |= {
             "vocab_size": ours(request.param).vocab_size,
-            "max_position_embeddings": 130,
+            "max_position_embeddings": 66,
             "type_vocab_size": 1,
         }
     flags = ("--no-nsp", "--max-predictions-per-seq", 5)
@@ -53,7 +53,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
         == f"{FAMILY[kind]}ForMaskedLM"
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.model_max_length == 128
+    assert tokenizer.model_max_length == 64
     assert tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == (
         2 if kind == "modernbert" else 3
     )
@@ -73,8 +73,6 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     shared += [
         "--max-steps",
         "1",
-        "--max-seq-length",
-        "128",
         "--report-file",
         str(tmp_path / "report.json"),
     ]
@@ -109,8 +107,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     rows = [{"text": "Anna saw Zo\u00e9.", "spans": [{"start": 0, "end": 4, "label": "PER"}]}] * 4
     write_json_lines(tmp_path / "tags.jsonl", rows)
     assert run_ner.main([*shared, "--train-file", str(tmp_path / "tags.jsonl")]) == 0
-    lengths = ("--max-query-length", "32", "--max-seq-length", "128")
-    assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json"), *lengths]) == 0
+    assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json")]) == 0
 
     capsys.readouterr()
     embed = (
@@ -122,28 +119,26 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
         "--output",
         str(tmp_path / "vectors.npy"),
     )
-    for found, asked in {
+    for place, asked in {
         tmp_path / "custom" / "classification": ("--text", "good"),
         tmp_path / "many" / "custom" / "multi-label": ("--text", "good"),
         tmp_path / "custom" / "embedding": embed,
         tmp_path / "custom" / "ner": ("--text", "Anna saw"),
         tmp_path / "custom" / "squad": ("--question", "Who?", "--context", "Anna lived in Paris."),
     }.items():
-        found = (
-            found
-            if found.is_dir()
-            else next(path for path in found.parent.iterdir() if path.is_dir())
+        place = (
+            place
+            if place.is_dir()
+            else next(path for path in place.parent.iterdir() if path.is_dir())
         )
-        assert inference.main(["--init-checkpoint", str(found), *asked, *device]) == 0, found
+        assert inference.main(["--init-checkpoint", str(place), *asked, *device]) == 0, place
     classifier = str(tmp_path / "custom" / "classification")
     wrong = ("--init-checkpoint", classifier, "--output-dir", str(tmp_path / "wrong"), *device)
     with pytest.raises(
         UserError,
         match=f"holds a {FAMILY[kind]}ForSequenceClassification: it was not fine-tuned for",
     ):
-        run_squad.main(
-            [*wrong, "--do-predict", "--predict-file", str(SQUAD / "dev-v1.1.json"), *lengths]
-        )
+        run_squad.main([*wrong, "--do-predict", "--predict-file", str(SQUAD / "dev-v1.1.json")])
     with pytest.raises(
         UserError, match=f"a {FAMILY[kind]}ForSequenceClassification: use another model"
     ):
@@ -163,9 +158,9 @@ def test_what_does_not_fit_roberta_is_refused(pretrained, tmp_path):
     config.write_text(json.dumps({**read_json(folder / "config.json"), "pad_token_id": 0}))
     refused = run_here([*command, "--output-dir", str(tmp_path), "--config-file", str(config)])
     assert_refused(refused, "pad_token_id is 0, and the tokenizer's is 1")
-    with pytest.raises(UserError, match="128 positions"):
+    with pytest.raises(UserError, match="64 positions"):
         inference.main(
-            ["--init-checkpoint", str(folder), "--fill-mask", "a", "--max-seq-length", "129"]
+            ["--init-checkpoint", str(folder), "--fill-mask", "a", "--max-seq-length", "65"]
         )
 
 

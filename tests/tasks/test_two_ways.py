@@ -76,7 +76,7 @@ CASES = {
         {},
         "q.jsonl",
         ("--max-seq-length", "48"),
-        ("--max-query-length", "20"),
+        (),
     ),
 }
 

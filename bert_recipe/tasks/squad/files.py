@@ -26,7 +26,7 @@ from bert_recipe.utils.words import from_utf16, spaced_spans
 
 PREDICT = ("--do-eval or --do-predict",)
 V2_PREDICT = (*PREDICT, "--version-2-with-negative")
-DOC_STRIDE = 128
+DOC_STRIDE, QUERY_LENGTH = 128, 64
 length = bounded_int(1, 2**20)
 
 
@@ -49,7 +49,13 @@ class SquadOptions(SkipOptions):
         f"tokens between the starts of windows; by default {DOC_STRIDE}, or a window's if it has "
         "fewer",
     )
-    max_query_length: int = option("--max-query-length", length, 64, "maximum tokens of a question")
+    max_query_length: int | None = option(
+        "--max-query-length",
+        length,
+        None,
+        f"maximum tokens of a question; by default {QUERY_LENGTH}, or half of a sequence's if that "
+        "has fewer",
+    )
     n_best_size: int = option(
         "--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT
     )
@@ -66,6 +72,11 @@ class SquadOptions(SkipOptions):
         "v2.0: predict no answer if its score exceeds the best answer's by more than this",
         V2_PREDICT,
     )
+
+    @property
+    def query_length(self) -> int:
+        """Most tokens of a question."""
+        return self.max_query_length or min(QUERY_LENGTH, self.max_seq_length // 2)
 
 
 @dataclass(frozen=True)

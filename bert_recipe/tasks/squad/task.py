@@ -275,17 +275,17 @@ class SquadDataset(SequenceDataset):
     ):
         layout = tokenizer.layout(2)
         special, self.num_after = layout.num_special, layout.num_after
-        if options.max_seq_length <= options.max_query_length + special:
+        if options.max_seq_length <= options.query_length + special:
             room = f"--max-seq-length {options.max_seq_length} leaves no room beside a question of"
             raise UserError(
-                f"{room} --max-query-length {options.max_query_length} tokens: change one of them"
+                f"{room} --max-query-length {options.query_length} tokens: change one of them"
             )
         self.squad = squad
         question_ids, _ = encode(
             tokenizer, [question.text for question in squad.questions], "questions"
         )
-        self.max_query_length = options.max_query_length
-        self.num_cut = sum(len(ids) > options.max_query_length for ids in question_ids)
+        self.max_query_length = options.query_length
+        self.num_cut = sum(len(ids) > options.query_length for ids in question_ids)
         context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
         texts: list[tuple[np.ndarray, np.ndarray]] = []
         features: list[Feature] = []
@@ -293,7 +293,7 @@ class SquadDataset(SequenceDataset):
         bad = options.bad_rows(squad.path) if bad is None else bad
         for index, question in enumerate(squad.questions):
             self.feature_bounds[index + 1] = len(features)  # of a bad question
-            query = question_ids[index][: options.max_query_length]
+            query = question_ids[index][: options.query_length]
             context = context_ids[question.context]
             try:
                 answer = self.answer_tokens(question, options) if training else None
