@@ -152,7 +152,6 @@ class FineTuningOptions(LearningOptions, TaskOptions):
         warn_of_undefined(sets, task.metric, selects_best, runtime)
         if runtime.distributed.is_main:
             warn_of_known_texts(dataset, scored_sets)
-            warn_of_unknown(dataset)
             if gives_batch:
                 warn_of_repeats(len(dataset), config.loader.global_batch_size)
         return TaskData(

@@ -251,6 +251,7 @@ class PredictionSet:
     undefined: why the task's `metric` is not defined for this file, whatever a model predicts, or
         None.
     baselines: computes the scores of simple methods, or None.
+    warning: takes the scores, and returns what to print after them, or None.
     """
 
     dataset: SequenceDataset
@@ -258,6 +259,7 @@ class PredictionSet:
     is_scored: bool
     undefined: str | None = None
     baselines: Callable[[], Baselines | None] | None = None
+    warning: Callable[[JsonObject], str | None] = lambda _scores: None
 
 
 @dataclass(frozen=True)

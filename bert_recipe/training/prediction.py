@@ -153,6 +153,9 @@ def predict_all(
             scores |= prediction_set.finish(logits, folder)
     if scores:
         report_scores(scores, task, folder, runtime)
+        warnings = [scored_set.warning(scores) for scored_set in sets if scored_set.is_scored]
+        for warning in filter(None, warnings):
+            print_line(warning)
         # Later, so that nothing keeps the scores from being written.
         if (baselines := baselines_of(sets)) is not None:
             scores[BASELINES] = for_json(baselines.scores)

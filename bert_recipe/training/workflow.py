@@ -26,8 +26,9 @@ from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import BASELINES, comparison_line, means_of, percent
-from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask
+from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask, warn_of_unknown
 from bert_recipe.tasks.task import TaskOptions
+from bert_recipe.tasks.text_sequences import TextSamples
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
@@ -83,6 +84,8 @@ def train_and_predict(
     data = next(iter(runs.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
     open_report(config, folder, runtime)
+    if runtime.distributed.is_main and data.task.defaults_kind is not None:
+        warn_of_unknown(cast(TextSamples, data.dataset))
     for run in runs.values():  # before the first begins
         run.check_start()
     has_several = len(runs) > 1

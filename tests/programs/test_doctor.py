@@ -324,6 +324,7 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
         result.stdout.splitlines(), "data: 6 samples", f"that of random weights {math.log(2):.2f}"
     )
     assert_says(lines_of(result, "ok"), "a small model overfits")
+    assert result.stdout.count("[UNK]") == 1
 
 
 @pytest.mark.parametrize(

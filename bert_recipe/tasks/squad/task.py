@@ -142,7 +142,8 @@ class SquadTask(FineTuningTask, SeparableTask):
                 )
         dataset = SquadDataset(squad, tokenizer, options)
         dataset.say_what_is_cut()
-        return [PredictionSet(dataset, partial(self.finish, dataset), is_scored)]
+        warning = partial(self.chance_line, dataset)
+        return [PredictionSet(dataset, partial(self.finish, dataset), is_scored, warning=warning)]
 
     def finish(
         self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None
@@ -162,13 +163,15 @@ class SquadTask(FineTuningTask, SeparableTask):
         )
         if folder is not None:
             scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
-        if folder is not None and self.options.train_file is not None:
-            total = len(dataset.squad.questions)
-            empty = {EMPTY: {"f1": scores.get("NoAns_total", 0) / total}}
-            chance = Baselines(empty, EMPTY, total)
-            if warning := chance_line("f1", scores["f1"] / 100, chance, self.advice):
-                print_line(warning)
         return scores
+
+    def chance_line(self, dataset: "SquadDataset", scores: JsonObject) -> str | None:
+        """The warning of a trained model that is no better than empty answers, or None."""
+        if self.options.train_file is None:
+            return None
+        total = len(dataset.squad.questions)
+        empty = {EMPTY: {"f1": scores.get("NoAns_total", 0) / total}}
+        return chance_line("f1", scores["f1"] / 100, Baselines(empty, EMPTY, total), self.advice)
 
 
 def window_bounds(
