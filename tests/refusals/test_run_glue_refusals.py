@@ -194,6 +194,10 @@ TABLES = [
         for label in ("high", "nan", "inf", "1_000", "1e999")
         for rows in [csv_rows(label)]
     ),
+    *(
+        (f"{OWN} --regression", "are too large for float32...divide", {"own.csv": rows})
+        for rows in (csv_rows("1e300", "-1e300"), csv_rows("1e39"), csv_rows("1.7e12", "1.4e12"))
+    ),
     (
         f"{OWN} --regression",
         "label '0,5', expected a number: give --decimal ,",

@@ -279,6 +279,16 @@ def test_balanced_weights_of_labels_are_those_of_scikit_learn_for_each_label(tmp
         ClassificationTask.learning(options, TOKENIZER)
 
 
+@pytest.mark.parametrize("number", [0.1, 1e-30, 5, -1e9])
+def test_equal_numbers_have_the_deviation_1(tmp_path, number):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "".join(f"text {row},{number}\n" for row in range(7)))
+    task, _ = ClassificationTask.learning(
+        replace(OWN_FILE, train_file=path, regression=True), TOKENIZER
+    )
+    assert task.numbers == (number, 1.0)
+
+
 @pytest.mark.parametrize("weights", ["none", "balanced"])
 def test_outputs_for_several_labels_begin_where_constant_ones_are_best(tmp_path, weights):
     path = tmp_path / "train.csv"

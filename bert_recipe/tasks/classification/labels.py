@@ -26,6 +26,8 @@ from bert_recipe.utils.progress import print_once
 
 DEFAULT_LABELS = ("LABEL_0", "LABEL_1")  # of a config without names
 MAX_CLASS_WEIGHT = 10  # a class of one sample in a thousand would decide the updates it is in
+# Of numbers to learn. A gradient's norm has the fourth power of the deviation: above, it overflows.
+MAX_MEAN, MAX_DEVIATION = 1e38, 1e9
 MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of its own
 
 
@@ -113,6 +115,22 @@ def loss_of_guessing(
         return float(np.mean(list(map(constant_loss, shares_C2, weights_C2))))
     share_C = np.bincount(values, minlength=len(spec.labels)) / len(values)
     return constant_loss(share_C, weights, label_smoothing)
+
+
+def mean_and_deviation(numbers_n: np.ndarray, path: Path) -> tuple[float, float]:
+    """The mean and standard deviation of the numbers to learn; of equal ones the deviation is 1.
+    Raises UserError if their squared errors are too large for float32.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(numbers_n.mean()), float(numbers_n.std())
+    if numbers_n.min() == numbers_n.max():
+        mean, deviation = float(numbers_n[0]), 1.0
+    if abs(mean) > MAX_MEAN or not deviation <= MAX_DEVIATION:
+        raise UserError(
+            f"{path}: the numbers to learn, from {numbers_n.min():.4g} to {numbers_n.max():.4g}, "
+            f"are too large for float32, whose largest square is 3e38: divide them"
+        )
+    return mean, deviation
 
 
 def first_log_odds(values_nC: np.ndarray, class_weights: Sequence[float]) -> np.ndarray:

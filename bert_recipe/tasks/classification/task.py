@@ -35,6 +35,7 @@ from bert_recipe.tasks.classification.labels import (
     label_values,
     labels_of_model,
     loss_of_guessing,
+    mean_and_deviation,
 )
 from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.scores import (
@@ -221,7 +222,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             weights = balanced_weights(examples.path, values, spec)
         numbers = None
         if spec.regression and not spec.negatives:
-            numbers = (float(values.mean()), float(values.std()) or 1.0)
+            numbers = mean_and_deviation(values, examples.path)
         first_outputs: FirstOutputs | None = numbers
         if spec.multi_label:
             first_outputs = (tuple(first_log_odds(values, weights).tolist()), 1.0)
