@@ -308,9 +308,9 @@ def test_a_signal_to_one_process_ends_an_evaluation_of_all(inputs, tmp_path):
     run_ranks(2, tmp_path / "logs", stop_in_an_evaluation, *commands).check()
     assert "step 2 of 3; checkpoint in" in (tmp_path / "logs" / "0.out").read_text()
     train(inputs.command(whole, *flags))
-    found, expected = (reported(output / "report.json") for output in (run, whole))
+    resumed, expected = (reported(output / "report.json") for output in (run, whole))
     for step in (2, 3):
-        assert found[step]["eval_loss"] == pytest.approx(expected[step]["eval_loss"], rel=1e-5)
+        assert resumed[step]["eval_loss"] == pytest.approx(expected[step]["eval_loss"], rel=1e-5)
 
 
 def test_checkpoint_that_cannot_be_written_ends_all_processes(inputs, tmp_path):

@@ -98,8 +98,8 @@ def test_of_514_positions_a_roberta_with_padding_3_reads_510_tokens_as_transform
     padded = {"input_ids": ids, "attention_mask": ids != 3}
     with torch.no_grad():
         theirs = logits_of(twin(**padded), padded["attention_mask"])
-        found = logits_of(model(TokenStream.from_padded(**padded)[0]))
-    assert relative_error(found, theirs) < 1e-5
+        ours = logits_of(model(TokenStream.from_padded(**padded)[0]))
+    assert relative_error(ours, theirs) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "distilbert"])
@@ -126,13 +126,13 @@ def test_one_sequence_has_the_same_states_without_gradients(kind, monkeypatch):
 def test_padded_input_has_the_outputs_of_the_stream(kind, head):
     model = make_model(head, config_from_dict({**ENCODERS[kind][0], "model_type": kind})).eval()
     stream, padded, real = make_input()
-    found = logits_of(model(**padded), real)
+    logits = logits_of(model(**padded), real)
     expected = logits_of(model(stream))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0)
     if head == "masked_lm":
         places_M = real.flatten().nonzero()[3::50, 0].contiguous()
-        found = model(**padded, mlm_positions=places_M).prediction_logits[:, : SIZES["vocab_size"]]
-        torch.testing.assert_close(found, model(**padded).prediction_logits.flatten(0, 1)[places_M])
+        at_M = model(**padded, mlm_positions=places_M).prediction_logits[:, : SIZES["vocab_size"]]
+        torch.testing.assert_close(at_M, model(**padded).prediction_logits.flatten(0, 1)[places_M])
     with pytest.raises(ValueError, match="pad on the right"):
         model(padded["input_ids"], real.flip(1))
 
@@ -210,8 +210,8 @@ def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(kind, 
             if prepared:
                 model.prepare_for_inference(torch.bfloat16)
             with torch.autocast("cpu", torch.bfloat16):
-                found = logits_of(model(make_input()[0]))
-        assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.02
+                logits = logits_of(model(make_input()[0]))
+        assert logits.dtype == torch.float32 and 0 < relative_error(logits, expected) < 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -71,8 +71,8 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path, cap
         expected = output.logits
     for name, tolerance in (("model.onnx", 1e-4), ("model_int8.onnx", 0.2)):
         session = onnxruntime.InferenceSession(target / name)
-        (found,) = session.run(None, {name: each.numpy() for name, each in batch.items()})
-        np.testing.assert_allclose(found, expected.numpy(), atol=tolerance)
+        (logits,) = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+        np.testing.assert_allclose(logits, expected.numpy(), atol=tolerance)
 
 
 def test_a_classifier_on_a_frozen_encoder_gives_the_logits_of_sentence_transformers(tmp_path):
@@ -91,9 +91,9 @@ def test_a_classifier_on_a_frozen_encoder_gives_the_logits_of_sentence_transform
         TEXTS, padding=True, return_tensors="np"
     )
     session = onnxruntime.InferenceSession(target / "model.onnx")
-    (found,) = session.run(["logits"], dict(batch))
+    (logits,) = session.run(["logits"], dict(batch))
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["model", "onnx"])

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from launch_scripts import ROOT, Checkout, processes_of
-from processes import wait_until
+from processes import PATIENCE, wait_until
 
 LAUNCHER = [sys.executable, str(ROOT / "scripts" / "torchrun.py")]
 LAUNCHER += ["--standalone", "--nproc_per_node"]
@@ -30,7 +30,7 @@ def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
     command, code, message
 ):
     words = [*LAUNCHER, "2", "--no_python", "sh", "-c", command]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (result.returncode, result.stderr) in [
         (code, message),
         (code, message.removeprefix("error: a bad flag\n")),
@@ -49,7 +49,8 @@ def test_a_signal_to_the_launch_alone_ends_its_processes_and_prints_one_line():
     ) as launch:
         assert launch.stdout.readline() == "started\n"
         launch.send_signal(signal.SIGTERM)
-        _, printed = launch.communicate(timeout=120)  # when no process holds the pipes any more
+        # When no process holds the pipes any more.
+        _, printed = launch.communicate(timeout=PATIENCE)
     assert launch.returncode == 128 + signal.SIGTERM
     assert re.fullmatch("stopping after this step, [^\n]*\n", printed)
 
@@ -150,7 +151,7 @@ def test_a_ctrl_c_while_a_script_checks_the_gpus_prints_nothing(tmp_path):
     ) as script:
         wait_until(marker.exists)
         os.killpg(script.pid, INT)
-        printed, _ = script.communicate(timeout=60)
+        printed, _ = script.communicate(timeout=PATIENCE)
     assert (script.returncode, printed) == (-INT, b"")
 
 

@@ -86,7 +86,7 @@ def test_contradicting_sentences_are_named(tmp_path, capsys):
         ("Anna Smith came", [(0, 10, "PER")]),
     ):
         keys = ("start", "end", "label")
-        rows.append({"text": text, "spans": [dict(zip(keys, each, strict=True)) for each in spans]})
+        rows.append({"text": text, "spans": [dict(zip(keys, span, strict=True)) for span in spans]})
     write_json_lines(path, rows)
     read_sentences(path, True)
     output = capsys.readouterr().out
