@@ -84,7 +84,7 @@ def train_and_predict(
     data = next(iter(runs.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
     open_report(config, folder, runtime)
-    if runtime.distributed.is_main and data.task.defaults_kind is not None:
+    if runtime.distributed.is_main and data.num_examples is not None:  # of a file of texts
         warn_of_unknown(cast(TextSamples, data.dataset))
     for run in runs.values():  # before the first begins
         run.check_start()

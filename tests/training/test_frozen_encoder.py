@@ -220,3 +220,13 @@ def test_the_fit_that_is_repeated_to_predict_has_the_calibration_of_before(glue_
     after = np.log(predicted(folder / "predictions.csv"))
     margins = [values[:, 1] - values[:, 0] for values in (before, after)]
     np.testing.assert_allclose(margins[1], margins[0] / 2, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", [("--frozen-encoder",), ("--max-steps", "1")])
+def test_characters_that_the_vocabulary_lacks_are_named_once(tmp_path, capsys, way):
+    encoder, table = make_encoder(tmp_path / "encoder", "bert"), tmp_path / "train.csv"
+    table.write_text("text,label\n" + "😀 one,y\n🙃 two,n\n" * 8, encoding="utf-8")
+    command = ["--init-checkpoint", encoder, "--output-dir", tmp_path / "out", "--do-train"]
+    command += ["--train-file", table, "--text-column", "text", "--label-column", "label"]
+    assert run_glue.main([*map(str, command), "--num-seeds", "2", "--device", "cpu", *way]) == 0
+    assert capsys.readouterr().out.count("of the training file are [UNK]") == 1
