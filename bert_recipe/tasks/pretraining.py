@@ -70,13 +70,19 @@ class PretrainingOptions(PretrainingConfig, TaskOptions):
         fold: int = 0,
     ) -> TaskData:
         distributed = runtime.distributed
-        source = choice.tokenizer, choice.config, config.loader
+        loader = config.loader
+        if not config.arguments.given("max_seq_length"):
+            loader = dataclasses.replace(loader, max_seq_length=0)
         if self.input_dir is None:
             raise UserError("there are no shards to train on: give --input-dir")
-        dataset = open_dataset(self.input_dir, *source)
+        dataset = open_dataset(self.input_dir, choice.tokenizer, choice.config, loader)
+        length = dataset.sequence_length
+        loader = dataclasses.replace(loader, max_seq_length=length)
         held_out = None
         if self.eval_dir is not None:
-            held_out = open_dataset(self.eval_dir, *source, is_held_out=True)
+            held_out = open_dataset(
+                self.eval_dir, choice.tokenizer, choice.config, loader, is_held_out=True
+            )
             available = len(held_out)
             evaluated = min(available, self.max_eval_samples or available)
             if evaluated < config.world_size:
@@ -94,7 +100,7 @@ class PretrainingOptions(PretrainingConfig, TaskOptions):
         check_casing(datasets, folder)
         model = MODELS[type(choice.config)]["pretraining"]
         next_sentence = dataset.has_next_sentence and issubclass(model, NextSentenceModel)
-        task = PretrainingTask(next_sentence, self.max_seq_length, self, choice.config.vocab_size)
+        task = PretrainingTask(next_sentence, length, self, choice.config.vocab_size)
         development = None
         if config.trainer.eval_steps and held_out is not None:
             digest = distributed.on_main(held_out.digest)

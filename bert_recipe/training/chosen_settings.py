@@ -97,6 +97,8 @@ def choose_settings(
     data: of the first run.
     starts: of each run.
     """
+    loader = replace(settings.loader, max_seq_length=data.task.max_seq_length)
+    settings = replace(settings, loader=loader)
     given = given_settings(settings)
     if data.task.defaults_kind is None:
         return given

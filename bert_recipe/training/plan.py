@@ -163,14 +163,13 @@ def all_arguments(
     settings: RunConfig, arguments: Mapping[str, Any], task: Task, values: TrainingValues
 ) -> JsonObject:
     """All arguments of a run, for its logs, its card and its checkpoints."""
-    chosen: JsonObject = {}
+    chosen: JsonObject = {"max_seq_length": task.max_seq_length}
     if task.defaults_kind is not None:
-        chosen = {
+        chosen |= {
             "learning_rate": values.schedule.learning_rate,
             "warmup_proportion": values.schedule.warmup_proportion,
             "epochs": values.epochs,
             "batch_size": values.loader.batch_size,
-            "max_seq_length": task.max_seq_length,
         }
     return settings.arguments.as_dict() | {**arguments} | chosen
 

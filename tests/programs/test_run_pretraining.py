@@ -17,7 +17,15 @@ import h5py
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_refused, read_json, reported, sample_rows, write_shard, write_shards
+from conftest import (
+    assert_refused,
+    log_entries,
+    read_json,
+    reported,
+    sample_rows,
+    write_shard,
+    write_shards,
+)
 from huggingface_hub import ModelCard as HubCard
 from processes import exit_codes, start, start_several, wait_until
 from safetensors.torch import load_file
@@ -360,6 +368,14 @@ def test_evaluation_does_not_change_the_training(inputs, tmp_path):
         for step, entry in reported(tmp_path / "end" / "report.json").items()
         if "eval_loss" in entry
     ] == [6]
+
+
+def test_the_length_of_sequences_is_that_of_the_shards(inputs, tmp_path):
+    command = inputs.command(tmp_path, "--max-steps", 1, "--eval-dir", inputs.held_out)
+    place = command.index("--max-seq-length")
+    train(command[:place] + command[place + 2 :])
+    settings, *_ = log_entries(tmp_path / "report.json")
+    assert settings["data"]["max_seq_length"] == 32
 
 
 def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp_path):
