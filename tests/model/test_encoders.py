@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import modeling
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.registry import config_from_dict, make_model
+from bert_recipe.model.kernels import linear
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.errors import UserError
 
@@ -55,8 +56,13 @@ VARIANTS = [
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @pytest.mark.parametrize(("kind", "head", "changes"), VARIANTS)
 def test_logits_and_gradients_agree_with_transformers(kind, head, changes, implementation):
+    check_agreement(kind, head, changes, implementation)
+
+
+def check_agreement(kind, head, changes, implementation=None):
     model, twin = make_pair(kind, head, **changes)
-    model.base_model.attention_implementation = implementation
+    if implementation is not None:
+        model.base_model.attention_implementation = implementation
     stream, padded, real = make_input(twin.config)
     theirs = logits_of(twin(**padded), real)
     ours = logits_of(model(stream))
@@ -75,6 +81,14 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
             ("key.bias", "k_lin.bias")
         ):  # zero but for rounding: it adds the same to all keys
             assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, _ in CASES}))
+def test_by_onednn_they_agree_too(kind, monkeypatch):
+    for limit in ("MIN_PRODUCT", "MIN_ROWS"):
+        monkeypatch.setattr(linear, limit, 1)
+    with linear.float32_linear(onednn=True):
+        check_agreement(kind, "masked_lm", {})
 
 
 @pytest.mark.parametrize(("kind", "head"), CASES)
