@@ -83,10 +83,12 @@ def test_v11_scores_missing_and_empty_answers_as_zero():
 
 
 def test_v20_scores_questions_without_an_answer():
-    squad = squad_of([], [], ["the"], ["Anna"], version_2=True)
-    scores = evaluate(squad, {"q0": "", "q1": "Anna", "q2": "", "q3": ""})
-    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_f1"]) == (50.0, 50.0, 50.0)
-    assert (scores["total"], scores["HasAns_total"], scores["NoAns_total"]) == (4, 2, 2)
+    """Answers that normalization empties are none, unless a question has no other."""
+    squad = squad_of([], [], ["the"], ["Anna"], ["the", "Anna"], version_2=True)
+    scores = evaluate(squad, {"q0": "", "q1": "Anna", "q2": "", "q3": "", "q4": ""})
+    assert (scores["exact"], scores["NoAns_f1"]) == (40.0, 50.0)
+    assert scores["HasAns_exact"] == pytest.approx(100 / 3)
+    assert (scores["total"], scores["HasAns_total"], scores["NoAns_total"]) == (5, 3, 2)
 
 
 def test_best_threshold_has_the_highest_score_of_all_thresholds():
