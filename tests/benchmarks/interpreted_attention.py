@@ -65,8 +65,8 @@ def check_case(lengths: list[int], dtype: torch.dtype, dropout_prob: float, opti
 
     qkv = torch.randn(tokens, 3, HEADS, SIZE).to(dtype).requires_grad_()
     grad = torch.randn(tokens, HEADS, SIZE).to(dtype)
-    found = check(attend, qkv, grad, lengths, dropout_prob, **options)
-    return {**found, "filler_is_zero": not any(values.any() for values in of_filler)}
+    errors = check(attend, qkv, grad, lengths, dropout_prob, **options)
+    return {**errors, "filler_is_zero": not any(values.any() for values in of_filler)}
 
 
 def operator_checks(dropout_prob: float, has_filler: bool) -> dict[str, str]:
@@ -83,10 +83,10 @@ def operator_checks(dropout_prob: float, has_filler: bool) -> dict[str, str]:
     backward = triton_kernels.packed_attention_backward
     out_THD, log_sums_HT = forward(qkv_T3HD.detach(), *inputs)
     saved = (torch.randn_like(out_THD), qkv_T3HD.detach(), out_THD, log_sums_HT)
-    found = opcheck(forward, (qkv_T3HD, *inputs), raise_exception=False)
+    results = opcheck(forward, (qkv_T3HD, *inputs), raise_exception=False)
     of_backward = opcheck(backward, (*saved, *inputs), raise_exception=False)
-    found |= {f"backward, {name}": result for name, result in of_backward.items()}
-    return {name: str(result) for name, result in found.items()}
+    results |= {f"backward, {name}": result for name, result in of_backward.items()}
+    return {name: str(result) for name, result in results.items()}
 
 
 class Layer(nn.Module):

@@ -72,10 +72,10 @@ def test_every_check_of_a_device_passes_on_the_cpu(monkeypatch, pytestconfig):
     monkeypatch.setattr(device_checks, "check_gradients", check_with_its_backend)
     monkeypatch.setattr(device_checks, "load_bert_config", small_config)
     device_checks.reference.cache_clear()
-    found = {title: check() for title, check in device_checks.all_checks(TOY, CPU).items()}
+    results = {title: check() for title, check in device_checks.all_checks(TOY, CPU).items()}
     device_checks.reference.cache_clear()
-    assert {*BACKENDS, "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= found.keys()
-    assert {title: result for title, result in found.items() if not result["ok"]} == {}
+    assert {*BACKENDS, "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= results.keys()
+    assert {title: result for title, result in results.items() if not result["ok"]} == {}
 
 
 def backward(function: type[torch.autograd.Function], change: Callable):
@@ -85,9 +85,9 @@ def backward(function: type[torch.autograd.Function], change: Callable):
         right = function.backward
 
         def faulty(ctx, *grads):
-            found = right(ctx, *grads)
-            change(found)
-            return found
+            gradients = right(ctx, *grads)
+            change(gradients)
+            return gradients
 
         monkeypatch.setattr(function, "backward", staticmethod(faulty))
 
@@ -175,8 +175,8 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
     monkeypatch.setattr(pretraining_step, "make_shards", lambda *_: shards)
     pretraining_step.main([*toy, "--output", str(output)])
     result = read_json(output)
-    found = result["implementations"]
-    medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
+    measured = result["implementations"]
+    medians = {name: figures["tokens_per_second"]["median"] for name, figures in measured.items()}
     assert set(medians) == {"this project", "transformers", "transformers, eager"}
     settings = result["settings"]
     assert settings["transformers, eager"]["own"]["attention"] == "eager"
@@ -195,8 +195,8 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
         assert set(ratio) == {"median", "low", "high"}
         assert ratio["median"] == pytest.approx(medians["this project"] / medians[name], rel=0.9)
     # Each one's memory is that of its own process.
-    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
-    for figures in found.values():
+    assert len({figures["peak_memory_gib"] for figures in measured.values()}) == 3
+    for figures in measured.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         # One slow round of three does not change medians; the data is measured once, and not in the
         # rounds.

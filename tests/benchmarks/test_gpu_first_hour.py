@@ -131,10 +131,10 @@ def test_a_call_that_hangs_ends_with_its_results_and_prints_the_stacks(tmp_path)
 def test_losses_of_the_same_batches_are_compared_also_after_skipped_updates():
     """float16 skips an update now and then: the run has more batches."""
     expected = [2.0] * 20
-    found = [2.5, 2.0, 2.2, *[2.0] * 18]
-    assert difference(found, expected) == pytest.approx(0.25)
-    assert difference(found, expected, first=1) == pytest.approx(0.1)
-    assert difference(found[:19], expected) == float("inf")
+    losses = [2.5, 2.0, 2.2, *[2.0] * 18]
+    assert difference(losses, expected) == pytest.approx(0.25)
+    assert difference(losses, expected, first=1) == pytest.approx(0.1)
+    assert difference(losses[:19], expected) == float("inf")
 
 
 def test_a_call_ends_where_an_item_has_spoiled_the_device_and_is_continued(tmp_path, monkeypatch):

@@ -210,8 +210,8 @@ def results(stand_in, request) -> dict[str, tuple[list[str], int, dict]]:
             stand_in.command(128, *words, "--max-seq-length", 128, "--max-predictions-per-seq", 20),
             count,
         )
-    found = stand_in.run(cases)
-    return {name: (*cases[name], found[name]) for name in cases}
+    printed = stand_in.run(cases)
+    return {name: (*cases[name], printed[name]) for name in cases}
 
 
 @pytest.mark.parametrize("name", CASES)

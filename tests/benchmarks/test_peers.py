@@ -122,8 +122,8 @@ def test_an_update_of_the_peer_has_full_blocks(tmp_path):
 
 def test_updates_are_compared_by_token_in_pairs():
     ours, theirs = ([Turn(10, 8), Turn(20, 8), Turn(40, 8)], [Turn(20, 4)] * 3)
-    found = update_time.token_ratios({"ModernBERT": ours, PEER: theirs})
-    assert found == {f"ModernBERT / {PEER}": {"median": 2.0, "low": 1.5, "high": 3.0}}
+    ratios = update_time.token_ratios({"ModernBERT": ours, PEER: theirs})
+    assert ratios == {f"ModernBERT / {PEER}": {"median": 2.0, "low": 1.5, "high": 3.0}}
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
@@ -171,6 +171,6 @@ def test_both_sides_make_samples_of_the_same_text(tmp_path, monkeypatch):
     for name in text_to_samples.PEER_ENVIRONMENT:
         monkeypatch.setenv(name, "")  # so that it is as before at the end
     text_to_samples.main(f"--input {text} --rounds 1 --output {output}".split())
-    found = read_json(output)["implementations"]
-    ours, theirs = (found[name]["tokens"] for name in text_to_samples.CONTESTANTS)
+    sides = read_json(output)["implementations"]
+    ours, theirs = (sides[name]["tokens"] for name in text_to_samples.CONTESTANTS)
     assert ours == pytest.approx(theirs, rel=0.05)  # the peer drops what fills no sample

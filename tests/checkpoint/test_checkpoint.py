@@ -74,7 +74,7 @@ def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logit
         )
     with torch.no_grad():
         expected = theirs(ids, mask, types)
-        found = ours.eval()(ids, mask, types)
+        output = ours.eval()(ids, mask, types)
         encoded = AutoModel.from_pretrained(folder).eval()(ids, mask, types)
         assert torch.equal(
             encoded.last_hidden_state, theirs.bert(ids, mask, types).last_hidden_state
@@ -86,10 +86,10 @@ def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logit
     )
     real = mask.bool()
     torch.testing.assert_close(
-        found.prediction_logits[real], expected.prediction_logits[real], rtol=1e-5, atol=1e-5
+        output.prediction_logits[real], expected.prediction_logits[real], rtol=1e-5, atol=1e-5
     )
     torch.testing.assert_close(
-        found.seq_relationship_logits, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5
+        output.seq_relationship_logits, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5
     )
 
 

@@ -74,9 +74,9 @@ def test_average_is_that_of_each_weight(tmp_path, kind):
     assert f"{tmp_path / 'run'}: using best, the model with the best score" in done.stdout
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     states = [model.state_dict() for model in models]
-    for name, found in loaded.state_dict().items():
+    for name, average in loaded.state_dict().items():
         expected = sum(state[name].double() for state in states) / 3
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-7)
+        torch.testing.assert_close(average.double(), expected, rtol=0, atol=1e-7)
 
 
 def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path):

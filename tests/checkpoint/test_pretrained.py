@@ -106,8 +106,8 @@ def test_old_names_buffers_and_copies_of_tied_weights_are_accepted(folder):
         tensors["cls.predictions.decoder.bias"] = torch.zeros(1000)
 
     change(folder, edit)
-    found = load_pretrained(BertForPreTraining, folder).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    loaded = load_pretrained(BertForPreTraining, folder).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -182,8 +182,8 @@ def test_with_one_token_type_both_texts_of_a_pair_have_it(tmp_path):
     ours = load_pretrained(BertForPreTraining, tmp_path).eval()
     ids, types = torch.arange(5, 15)[None], torch.tensor([[0] * 5 + [1] * 5])
     with torch.no_grad():
-        found = ours(ids, token_type_ids=types).prediction_logits
-        torch.testing.assert_close(found, theirs(ids).prediction_logits)
+        logits = ours(ids, token_type_ids=types).prediction_logits
+        torch.testing.assert_close(logits, theirs(ids).prediction_logits)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,12 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
         assert not written.keys() & {"global_rope_theta", "local_rope_theta"}
     flags = ("--config-file", folder / "config.json", "--from-pretrained-params", folder)
     train(inputs.command(tmp_path, "--max-steps", 1, "--learning-rate", 0, *flags))
-    found = weights(tmp_path, 1)
+    trained = weights(tmp_path, 1)
     given = model.state_dict()
-    assert all(torch.equal(tensor, given[name]) for name, tensor in found.items())
+    assert all(torch.equal(tensor, given[name]) for name, tensor in trained.items())
     assert not [
         name
-        for name in given.keys() - found.keys()
+        for name in given.keys() - trained.keys()
         if "decoder" not in name and "position_ids" not in name
     ]
     dataset = PretrainingDataset(inputs.shards, values["vocab_size"])

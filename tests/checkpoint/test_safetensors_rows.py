@@ -50,10 +50,10 @@ def test_file_written_by_several_ranks_is_read_by_the_library(tmp_path, specific
         write_rows(path, layouts[rank], rows)
     assert all(layout == layouts[0] for layout in layouts)
     assert path.stat().st_size == layouts[0].size
-    found = load_file(path)
-    assert found.keys() == tensors.keys()
+    loaded = load_file(path)
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt"}
 

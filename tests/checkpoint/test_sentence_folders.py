@@ -27,13 +27,13 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     options = {"prompts": {"query": "q: "}, "default_prompt_name": default}
     model = sentence_transformers.SentenceTransformer(str(path), device="cpu", **options)
     model.save(str(tmp_path / "saved"))
-    found = EmbeddingSettings.read(tmp_path / "saved")
+    settings = EmbeddingSettings.read(tmp_path / "saved")
     expected = ("mean", True, "q: ", default)
     assert (
-        found.pooling,
-        found.normalize,
-        found.prompted("query"),
-        found.default_prompt,
+        settings.pooling,
+        settings.normalize,
+        settings.prompted("query"),
+        settings.default_prompt,
     ) == expected
     stored = read_json(tmp_path / "saved" / PROMPTS_FILE)
     # As older versions wrote it; the default prompt does not take its place.
@@ -65,7 +65,7 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     np.testing.assert_allclose(
         np.load(tmp_path / "out.npy"), model.encode(texts, prompt_name="query"), atol=1e-5
     )
-    for name, text in found.files(384, 256).items():  # as training writes them
+    for name, text in settings.files(384, 256).items():  # as training writes them
         (tmp_path / "saved" / name).write_bytes(text)
     again = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(again.encode_query(texts), model.encode_query(texts), atol=1e-5)
@@ -110,8 +110,8 @@ def test_the_files_of_modules_are_those_that_modules_json_names(tmp_path):
         )
     ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    found = [str(path.relative_to(tmp_path)) for path in sentence_files(tmp_path)]
-    assert found == ["12_Normalize/config.json", "modules.json", "pooling/config.json"]
+    names = [str(path.relative_to(tmp_path)) for path in sentence_files(tmp_path)]
+    assert names == ["12_Normalize/config.json", "modules.json", "pooling/config.json"]
     settings = EmbeddingSettings.read(tmp_path)
     assert (settings.pooling, settings.normalize) == ("first", True)
     for path in ("../other", "/other"):

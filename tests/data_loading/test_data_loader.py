@@ -58,9 +58,9 @@ def test_global_batches_follow_the_order_at_any_number_of_ranks_and_workers(
     world_size, num_workers
 ):
     """Also where the ranks do not divide the global batch, and where some have no sequence."""
-    found = global_batches(15, world_size=world_size, num_workers=num_workers)
+    batches = global_batches(15, world_size=world_size, num_workers=num_workers)
     order = sample_order(np.arange(15 * 12), len(LENGTHS), seed=9).tolist()
-    assert found == [sorted(order[k * 12 : (k + 1) * 12]) for k in range(15)]
+    assert batches == [sorted(order[k * 12 : (k + 1) * 12]) for k in range(15)]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -69,15 +69,15 @@ def test_global_batch_grows_with_the_position_and_covers_the_order_without_gaps(
     world_size, num_workers
 ):
     options = {"initial_global_batch_size": 4, "batch_size_warmup_sequences": 60}
-    found = global_batches(15, world_size=world_size, num_workers=num_workers, **options)
-    sizes = list(map(len, found))
+    batches = global_batches(15, world_size=world_size, num_workers=num_workers, **options)
+    sizes = list(map(len, batches))
     position, expected = 0, []
     for _ in range(15):
         expected.append(4 + min(position, 60) * (12 - 4) // 60)
         position += expected[-1]
     assert sizes == expected and sizes[0] == 4 and sizes[-1] == 12
     order = sample_order(np.arange(position), len(LENGTHS), seed=9).tolist()
-    assert list(itertools.chain(*found)) == list(
+    assert list(itertools.chain(*batches)) == list(
         itertools.chain(
             *(
                 sorted(order[end - size : end])
@@ -86,7 +86,7 @@ def test_global_batch_grows_with_the_position_and_covers_the_order_without_gaps(
         )
     )
     resumed = global_batches(10, sum(sizes[:5]), world_size, num_workers=num_workers, **options)
-    assert resumed == found[5:]
+    assert resumed == batches[5:]
 
 
 def test_global_batch_may_be_larger_than_the_data_set():
@@ -122,8 +122,8 @@ def test_streams_of_compiled_models_have_at_least_two_of_each_and_otherwise_no_f
     assert len(alone.micro_batches[0]["nsp_labels"]) == 2
     for indices in (np.arange(1), np.arange(20)):
         expected = make_step_batch(dataset, indices, plain).micro_batches
-        found = make_step_batch(dataset, indices, limits).micro_batches
-        for compiled, eager in zip(found, expected, strict=True):
+        micro_batches = make_step_batch(dataset, indices, limits).micro_batches
+        for compiled, eager in zip(micro_batches, expected, strict=True):
             assert compiled["max_seqlen"] == limits.max_seqlen
             for name in {*eager} - {*HOST_VALUES}:
                 size = len(eager[name])

@@ -99,8 +99,8 @@ def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
     (tmp_path / "elsewhere" / "a.txt").write_text("A text.")
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "folder" / "around").symlink_to(tmp_path / "folder")
-    found = find_files([str(tmp_path / "folder")], (".txt",))
-    assert found == [str(tmp_path / "folder" / "link" / "a.txt")]
+    paths = find_files([str(tmp_path / "folder")], (".txt",))
+    assert paths == [str(tmp_path / "folder" / "link" / "a.txt")]
     for again in ("elsewhere/a.txt", "folder/../elsewhere", "folder"):
         with pytest.raises(UserError, match=r"a.txt is named twice"):
             find_files([str(tmp_path / "elsewhere"), f"{tmp_path}/{again}"], (".txt",))
@@ -129,8 +129,8 @@ def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert len(find_files([str(tmp_path)], (".txt",))) == 2
-    found = left_out([str(tmp_path), str(tmp_path / "a.txt")], (".txt",))
-    assert found == "files of other formats are left out: 2 .docx, 1 without an extension"
+    counts = left_out([str(tmp_path), str(tmp_path / "a.txt")], (".txt",))
+    assert counts == "files of other formats are left out: 2 .docx, 1 without an extension"
     assert left_out([str(tmp_path / "a.txt")], (".txt",)) is None
 
 

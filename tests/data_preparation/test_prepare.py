@@ -91,8 +91,8 @@ def test_a_folder_of_text_becomes_verified_shards(built):
 
 def test_the_manifest_names_inputs_and_outputs_with_their_sums(built, corpus):
     manifest = read_json(built / "formatted" / "corpus" / "manifest.json")
-    found = {Path(entry["path"]).name: entry["sha256"] for entry in manifest["inputs"]}
-    assert found == {
+    sums = {Path(entry["path"]).name: entry["sha256"] for entry in manifest["inputs"]}
+    assert sums == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus.iterdir()
     }
     documents = 0

@@ -39,13 +39,13 @@ def nvidia(tmp_path) -> Path:
 
 def rows_of(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     """Read with h5py alone, as int64."""
-    found = {}
+    rows = {}
     for path in sorted([*folder.rglob("*.h5"), *folder.rglob("*.hdf5")]):
         with h5py.File(path) as file:
-            found[str(path.relative_to(folder))] = {
+            rows[str(path.relative_to(folder))] = {
                 key: file[key][:].astype(np.int64) for key in KEYS
             }
-    return found
+    return rows
 
 
 def assert_same_rows(found, expected) -> None:

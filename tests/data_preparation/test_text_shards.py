@@ -115,12 +115,12 @@ def test_a_few_long_documents_are_divided_at_line_ends_and_held_out_in_part(tmp_
     assert len(whole["test"]) == 2
     max_kb = 0.5
     sharded = shard(path, tmp_path / "divided", 50_000, 0.05, 1, "none", (), max_kb)
-    found = documents_in(sharded)
-    parts = found["training"] + found["test"]
+    documents = documents_in(sharded)
+    parts = documents["training"] + documents["test"]
     assert sorted(line for part in parts for line in part.split("\n")) == sorted(lines)
     sizes = [len(part) for part in parts]
     assert 0.9 * min(sizes) < max(sizes) <= max_kb * 1000 + len(lines[-1])
-    assert 0.02 < sum(map(len, found["test"])) / sum(sizes) < 0.1
+    assert 0.02 < sum(map(len, documents["test"])) / sum(sizes) < 0.1
 
 
 def test_shards_have_about_one_size(tmp_path):
@@ -160,19 +160,19 @@ def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
 
 @pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])
 def test_few_documents_leave_two_for_the_test_or_none(tmp_path, count, for_test):
-    found = documents_in(
+    documents = documents_in(
         shard(
             write_formatted(tmp_path / "text", documents_of(9, count)), tmp_path, 1_000_000, 0.001
         )
     )
-    assert (len(found["training"]), len(found["test"])) == (count - for_test, for_test)
+    assert (len(documents["training"]), len(documents["test"])) == (count - for_test, for_test)
 
 
 def test_copies_of_one_document_are_all_for_training(tmp_path):
-    found = documents_in(
+    documents = documents_in(
         shard(write_formatted(tmp_path / "text", ["One sentence."] * 10), tmp_path, 100, 0.999999)
     )
-    assert (len(found["training"]), len(found["test"])) == (10, 0)
+    assert (len(documents["training"]), len(documents["test"])) == (10, 0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 20])

@@ -82,9 +82,9 @@ def test_casing_is_kept_or_folded_as_asked(text):
     ],
 )
 def test_marks_that_a_new_vocabulary_would_lose_are_told(text, says):
-    found = stripped_marks(text)
-    assert (found is None) == (says is None)
-    assert says is None or re.search(says, found)
+    marks = stripped_marks(text)
+    assert (marks is None) == (says is None)
+    assert says is None or re.search(says, marks)
 
 
 def test_the_result_does_not_depend_on_the_process_or_its_threads(text):

@@ -30,8 +30,8 @@ def test_one_update_is_profiled_and_the_run_is_the_same(inputs, tmp_path):
     assert table.startswith("update 2, rank 0, cpu: ") and "Self CPU" in table
     assert all(phase in table for phase in phases)
     trace = json.loads(gzip.decompress((folder / "update_2_rank_0.json.gz").read_bytes()))
-    found = {event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"}
-    assert phases < found and any(name.startswith("aten::") for name in found)
+    events = {event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"}
+    assert phases < events and any(name.startswith("aten::") for name in events)
 
 
 def test_the_command_that_has_profiled_an_update_resumes_the_run(inputs, tmp_path):

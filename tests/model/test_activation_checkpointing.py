@@ -44,12 +44,12 @@ def test_losses_gradients_and_random_state_are_identical_to_the_bit(
 
     monkeypatch.setattr(nn.Module, "compile", trace)
     step = functools.partial(training_step, dtype=dtype, encoder=encoder, num_layers=num_layers)
-    expected, found = (step(mode, compile=compile) for mode in ("none", mode))
-    assert math.isfinite(expected.loss) and found.loss == expected.loss
+    expected, recomputed = (step(mode, compile=compile) for mode in ("none", mode))
+    assert math.isfinite(expected.loss) and recomputed.loss == expected.loss
     assert expected.loss != step(mode, dropout=0.0).loss
-    assert torch.equal(found.random_state, expected.random_state) or compile == "layers"
+    assert torch.equal(recomputed.random_state, expected.random_state) or compile == "layers"
     # By the plain model's names.
-    torch.testing.assert_close(found.gradients, expected.gradients, rtol=0, atol=0)
+    torch.testing.assert_close(recomputed.gradients, expected.gradients, rtol=0, atol=0)
 
 
 def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp_path):
@@ -72,6 +72,6 @@ def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp
             losses(tmp_path / mode) == losses(tmp_path / "none")
             and len(losses(tmp_path / mode)) == 3
         )
-        found = weights(tmp_path / mode, 3)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+        trained = weights(tmp_path / mode, 3)
+        assert trained.keys() == expected.keys()
+        assert all(torch.equal(trained[name], weight) for name, weight in expected.items())

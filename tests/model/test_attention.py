@@ -188,8 +188,8 @@ def assert_dropout_matches_reference(attention, qkv, lengths, window, tolerance)
     exact = qkv.detach().double().requires_grad_()
     expected = dropout_of_each_sequence(exact, masks, lengths, window)
     (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
-    for found, reference in ((out, expected), (gradient, expected_gradient)):
-        error = (found.detach().double() - reference.detach()).norm() / reference.detach().norm()
+    for actual, reference in ((out, expected), (gradient, expected_gradient)):
+        error = (actual.detach().double() - reference.detach()).norm() / reference.detach().norm()
         assert error < tolerance
     longest = masks[0]  # of 128 tokens; the second sequence has as many
     query, key, _ = exact.detach()[: lengths[0]].unbind(1)

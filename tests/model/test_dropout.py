@@ -20,9 +20,9 @@ def test_dropout_zeroes_the_given_share_and_scales_the_rest(dtype, prob):
     )
     # Five standard deviations of a binomial, over all states and over the rows and columns of a
     # few.
-    for found in (dropped, dropped[:4], dropped[:, :4]):
-        deviation = (prob * (1 - prob) / found.numel()) ** 0.5
-        assert abs(float(found.double().mean()) - prob) < 5 * deviation
+    for values in (dropped, dropped[:4], dropped[:, :4]):
+        deviation = (prob * (1 - prob) / values.numel()) ** 0.5
+        assert abs(float(values.double().mean()) - prob) < 5 * deviation
 
 
 def test_neighbouring_states_are_dropped_independently():

@@ -56,10 +56,10 @@ def test_the_loss_and_the_hidden_states_are_those_of_transformers(name, kind, tm
     theirs.save_pretrained(tmp_path)
     ours = getattr(bert_recipe, f"{kind}For{head}").from_pretrained(tmp_path)
     expected = theirs(IDS, MASK, labels=labels, output_hidden_states=True)
-    found = ours(IDS, MASK, labels=labels, output_hidden_states=True)
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-4, atol=1e-5)
-    assert len(found.hidden_states) == len(expected.hidden_states)
-    for state, other in zip(found.hidden_states, expected.hidden_states, strict=True):
+    output = ours(IDS, MASK, labels=labels, output_hidden_states=True)
+    torch.testing.assert_close(output.loss, expected.loss, rtol=1e-4, atol=1e-5)
+    assert len(output.hidden_states) == len(expected.hidden_states)
+    for state, other in zip(output.hidden_states, expected.hidden_states, strict=True):
         real = MASK.bool()
         torch.testing.assert_close(state[real], other[real], rtol=1e-4, atol=1e-4)
     assert ours(IDS, MASK).loss is None and ours(IDS, MASK).hidden_states is None

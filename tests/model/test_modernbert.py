@@ -148,14 +148,14 @@ def test_the_compiled_model_equals_the_eager_one(monkeypatch, what, backend):
     )
     torch.compiler.reset()
     counters.clear()
-    expected, found = (
+    expected, compiled = (
         training_step("none", torch.float32, compile, "modernbert", 0.0, num_layers=2)
         for compile in ("none", what)
     )
     assert counters["aot_autograd"]["total"] == (2 if backend == "aot_eager" else 0), "traced again"
-    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert compiled.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, gradient in expected.gradients.items():
-        assert relative_error(found.gradients[name], gradient) < 1e-5, name
+        assert relative_error(compiled.gradients[name], gradient) < 1e-5, name
 
 
 @pytest.fixture(scope="module")

@@ -104,11 +104,11 @@ def test_outputs_and_gradients_are_those_of_the_published_formulas(head, impleme
     sizes = SIZES["num_hidden_layers"], SIZES["num_attention_heads"]
     expected = expected_output(head, weights, [encode(weights, ids, *sizes) for ids in rows])
     output = model(stream)
-    found = output.prediction_logits[:, :130] if head == "masked_lm" else output.logits
-    assert relative_error(found, expected) < 1e-5
+    logits = output.prediction_logits[:, :130] if head == "masked_lm" else output.logits
+    assert relative_error(logits, expected) < 1e-5
     torch.manual_seed(2)
-    factors = torch.randn_like(found)
-    (found * factors).sum().backward()
+    factors = torch.randn_like(logits)
+    (logits * factors).sum().backward()
     (expected * factors.double()).sum().backward()
     for name, p in model.named_parameters():
         assert relative_error(p.grad[: len(weights[name])], weights[name].grad) < 1e-5, name

@@ -132,5 +132,5 @@ def test_filler_stream_has_zero_loss_and_zero_gradient(implementation, fixed):
             stream, InMemoryDataset.stream_labels, MicroBatchLimits(40, 4, 6, 16, num_sizes=1)
         )
         assert len(stream["input_ids"]) == 16
-    found = sums_and_gradients(tiny_model(implementation), stream, 16)
-    assert all(value.eq(0).all() for value in found.values())
+    sums = sums_and_gradients(tiny_model(implementation), stream, 16)
+    assert all(value.eq(0).all() for value in sums.values())

@@ -58,11 +58,11 @@ def test_hidden_states_and_gradients_are_those_of_torchs_encoder():
     encoder = reference(model)
     stream = TokenStream.from_padded(torch.randint(0, 1000, (1, 13)))[0]
     embedded = model.bert.embeddings(stream).detach()
-    expected, found = encoder(embedded[None])[0], model.bert(stream).last_hidden_state
-    torch.testing.assert_close(found, expected)
+    expected, hidden = encoder(embedded[None])[0], model.bert(stream).last_hidden_state
+    torch.testing.assert_close(hidden, expected)
     direction = torch.randn_like(expected)
     (expected * direction).sum().backward()
-    (found * direction).sum().backward()
+    (hidden * direction).sum().backward()
     for ours, theirs in zip(model.bert.layers, encoder.layers, strict=True):
         qkv = [
             module.weight.grad for module in (ours.attention.self.query, ours.attention.self.key)

@@ -135,14 +135,14 @@ def test_every_strategy_trains_in_float8_as_ddp_does(inputs, tmp_path):
     run_ranks(
         2, tmp_path / "logs", pretrain_in_float8, [Command(2, argv) for argv in argvs]
     ).check()
-    found = {name: losses(tmp_path / name) for name in RUNS}
+    losses_of = {name: losses(tmp_path / name) for name in RUNS}
     assert (
-        found["DDP"] == pytest.approx(found["bfloat16"], rel=1e-2)
-        and found["DDP"] != found["bfloat16"]
+        losses_of["DDP"] == pytest.approx(losses_of["bfloat16"], rel=1e-2)
+        and losses_of["DDP"] != losses_of["bfloat16"]
     )
     for name in list(RUNS)[2:]:
         tolerance = 1e-2 if "amp" in name else 1e-4
-        assert found[name] == pytest.approx(found["DDP"], rel=tolerance), name
+        assert losses_of[name] == pytest.approx(losses_of["DDP"], rel=tolerance), name
 
 
 @pytest.mark.parametrize(

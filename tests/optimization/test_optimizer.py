@@ -312,13 +312,13 @@ def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype):
     matrices = torch.stack(
         [left * values @ right.T, 1e-3 * left @ right.T, torch.zeros(shape, dtype=torch.float64)]
     )
-    found = orthogonalize(matrices.float(), dtype).double()
-    for matrix, result in zip(matrices[:2], found[:2], strict=True):
+    orthogonal = orthogonalize(matrices.float(), dtype).double()
+    for matrix, result in zip(matrices[:2], orthogonal[:2], strict=True):
         assert (result - polar_express(matrix)).norm() < error * result.norm()
         kept = torch.linalg.svdvals(matrix) >= 0.003 * matrix.norm()
         singular = torch.linalg.svdvals(left.T @ result @ right)
         assert singular.max() < 1.21 + error and singular[: int(kept.sum())].min() > 0.77 - error
-    assert not found[2].any()
+    assert not orthogonal[2].any()
 
 
 @pytest.mark.parametrize("optimizer_name", ["Muon", "NorMuon"])

@@ -59,8 +59,8 @@ def test_fine_tuning_is_compiled_if_that_pays_for_its_time(monkeypatch, steps, e
     flags = f"--task-name sst-2 --do-train --output-dir o --init-checkpoint m --max-steps {steps}"
     args = run_glue.parse_arguments([*flags.split(), "--data-dir", "d"])
     pays_from = ClassificationTask.compiling_pays_from
-    found, note = choose_what_to_compile(make_run_config(args), steps, GPU, pays_from)
-    assert found == expected
+    what, note = choose_what_to_compile(make_run_config(args), steps, GPU, pays_from)
+    assert what == expected
     assert f"{steps:,} updates: compiling pays from 6,000 on, a bound by estimate" in note
 
 
@@ -198,8 +198,8 @@ def test_a_compilation_that_nobody_asked_for_does_not_end_a_run(
     assert eager.returncode == result.returncode == 0, result.stderr
     assert result.stdout.count("nothing is compiled") == 1
     assert "torch.compile failed (" in result.stdout and "no such instruction" in result.stdout
-    found, expected = losses(tmp_path / "output"), losses(tmp_path / "eager" / "output")
-    assert len(expected) == 2 and found == pytest.approx(expected, rel=1e-4)
+    actual, expected = losses(tmp_path / "output"), losses(tmp_path / "eager" / "output")
+    assert len(expected) == 2 and actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_runs_that_do_not_compile_do_not_say_so(inputs, tmp_path):

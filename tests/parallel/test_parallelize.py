@@ -59,12 +59,13 @@ def make_parallel(
 
 
 def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():
-    expected, found = (
+    expected, initial = (
         make_parallel(on_meta=on_meta).named_parameters() for on_meta in (False, True)
     )
-    assert expected.keys() == found.keys() and len(expected) > 40
+    assert expected.keys() == initial.keys() and len(expected) > 40
     assert all(
-        torch.equal(expected[name], found[name]) and found[name].device == CPU for name in expected
+        torch.equal(expected[name], initial[name]) and initial[name].device == CPU
+        for name in expected
     )
     assert type(make_parallel()) is ParallelModel and make_parallel().saves_rows
 
@@ -210,12 +211,12 @@ def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_unco
     torch._dynamo.reset()
     counters.clear()
     train(inputs.command(tmp_path / "compiled", *flags, "--compile", what, dropout=False))
-    found, expected = (
+    compiled, expected = (
         reported(tmp_path / name / "report.json") for name in ("compiled", "uncompiled")
     )
     for metric, steps in (("loss", (1, 2, 3, 4)), ("eval_loss", (2, 4))):
         for step in steps:
-            assert found[step][metric] == pytest.approx(expected[step][metric], rel=1e-5)
+            assert compiled[step][metric] == pytest.approx(expected[step][metric], rel=1e-5)
     # The last layer is another graph, because it computes the masked tokens only. Evaluation has
     # graphs of its own.
     assert counters["stats"]["unique_graphs"] == 2 * graphs
@@ -265,8 +266,8 @@ def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs,
     for name in COMPILED:
         # The attentions differ on a CPU; rounding a float32 sum alone changes it by up to 0.6e-7.
         assert losses(tmp_path / name) == pytest.approx(expected, rel=1e-7), name
-    found = [path.name for path in (tmp_path / "DDP, model").rglob("profile/*.txt")]
-    assert found == ["update_2_rank_0.txt"]
+    profiles = [path.name for path in (tmp_path / "DDP, model").rglob("profile/*.txt")]
+    assert profiles == ["update_2_rank_0.txt"]
 
 
 SAMPLES = InMemoryDataset(np.random.default_rng(1).integers(12, 33, 40))
@@ -317,11 +318,11 @@ def compare_replicas(precision: Precision, tolerance: float) -> None:
         for global_batch_size in GLOBAL_BATCH_SIZES:
             rank, world_size = distributed.rank, distributed.world_size
             reductions.clear()
-            found = gradients_of_step(replicated, global_batch_size, rank, world_size)
+            gradients = gradients_of_step(replicated, global_batch_size, rank, world_size)
             assert reductions == [torch.float32]
             expected = gradients_of_step(alone, global_batch_size, 0, 1)
             for name, gradient in expected.items():
-                difference = float((found[name] - gradient).abs().max())
+                difference = float((gradients[name] - gradient).abs().max())
                 assert difference <= tolerance * float(gradient.abs().max()) + 1e-7, (
                     global_batch_size,
                     name,

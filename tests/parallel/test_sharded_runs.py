@@ -78,11 +78,13 @@ def test_losses_gradients_weights_and_evaluations_agree_with_one_process(runs, n
     assert any(entry["grad_norm"] > 1 for entry in alone.values()), "gradients were never clipped"
     assert other[1]["loss"] == pytest.approx(alone[1]["loss"], rel=1e-6)
     # 1 - beta1 times the clipped gradients.
-    expected, found = (first_moments(output, 1) for output in outputs)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+    expected, sharded = (first_moments(output, 1) for output in outputs)
+    torch.testing.assert_close(sharded, expected, rtol=0, atol=1e-7)
     for key, moment in expected.items():
         if "key.bias" not in key:
-            assert float((found[key] - moment).abs().max()) < 1e-5 * float(moment.abs().max()), key
+            assert float((sharded[key] - moment).abs().max()) < 1e-5 * float(moment.abs().max()), (
+                key
+            )
     torch.testing.assert_close(
         weights(outputs[1], STEPS), weights(outputs[0], STEPS), rtol=0, atol=1e-5
     )
@@ -120,8 +122,8 @@ def test_with_dropout_fsdp2_and_ddp_gradients_are_equal_to_the_bit_when_reduced_
     expected, last = (first_moments(tmp_path / "DDP", step) for step in (1, 3))
     for name in ("default", "always", "never"):
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "DDP"), rel=1e-6), name
-        found = first_moments(tmp_path / name, 1)
-        assert [key for key in expected if not torch.equal(expected[key], found[key])] == [], name
+        moments = first_moments(tmp_path / name, 1)
+        assert [key for key in expected if not torch.equal(expected[key], moments[key])] == [], name
         torch.testing.assert_close(first_moments(tmp_path / name, 3), last, rtol=0, atol=1e-6)
 
 
@@ -159,8 +161,8 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(
     )
     command = Command(2, inputs.command(tmp_path / "run", *flags))
     run_ranks(2, tmp_path / "logs", pretrain_with_nan, command, 1, 2).check()
-    found = progress(tmp_path / "run", 3)
-    assert (found["step"], found["samples_consumed"]) == (3, 4 * 8)
+    state = progress(tmp_path / "run", 3)
+    assert (state["step"], state["samples_consumed"]) == (3, 4 * 8)
     steps = load_file(steps_folder(tmp_path / "run") / "3" / "model_optimizer.safetensors")
     assert {float(value) for name, value in steps.items() if name.endswith(".step")} == {3.0}
     assert all(bool(torch.isfinite(value).all()) for value in weights(tmp_path / "run", 3).values())

@@ -297,14 +297,14 @@ def test_names_of_hugging_face_are_aliases():
 
 
 def test_the_record_of_a_run_has_the_flags_that_change_results():
-    found = pretraining("--amp", "--lr", "0.5").tagged("result")
+    flags = pretraining("--amp", "--lr", "0.5").tagged("result")
     assert (
-        found["--learning-rate"] == 0.5
-        and found["--amp"] is True
-        and found["--lr-rewarmup"] is False
+        flags["--learning-rate"] == 0.5
+        and flags["--amp"] is True
+        and flags["--lr-rewarmup"] is False
     )
-    assert not {"--seed", "--num-workers", "--output-dir", "--compile", "--log-freq"} & found.keys()
-    others = found.keys() - squad().tagged("result").keys()
+    assert not {"--seed", "--num-workers", "--output-dir", "--compile", "--log-freq"} & flags.keys()
+    others = flags.keys() - squad().tagged("result").keys()
     assert {
         "--lr-rewarmup",
         "--masked-lm-prob",

@@ -68,8 +68,8 @@ def test_an_encoder_has_the_states_of_transformers(tmp_path, kind):
     ours = getattr(modeling, f"{kind}Model").from_pretrained(tmp_path)
     assert not ours.training
     ids = torch.randint(10, 90, (2, 9), generator=torch.Generator().manual_seed(1))
-    expected, found = theirs(ids).last_hidden_state, ours(ids).last_hidden_state
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    expected, states = theirs(ids).last_hidden_state, ours(ids).last_hidden_state
+    torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_head_that_the_folder_lacks_is_said_and_a_missing_layer_is_an_error(tmp_path, capsys):

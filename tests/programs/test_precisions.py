@@ -140,7 +140,7 @@ def test_masks_are_filled_in_16_bits_as_in_float32(tmp_path, encoder):
     (tmp_path / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
     (tmp_path / "in.csv").write_text("text\nThe [MASK] of France\n")
     model = ("--init-checkpoint", tmp_path, "--device", "cpu")
-    found = {}
+    answers = {}
     for amp in ("false", "true"):
         output = tmp_path / f"{amp}.jsonl"
         for use in (
@@ -149,6 +149,8 @@ def test_masks_are_filled_in_16_bits_as_in_float32(tmp_path, encoder):
         ):
             result = run_here((*model, *use, "--amp", amp), inference.main)
             assert result.returncode == 0, result.stderr
-        found[amp] = read_json(output)["words"][0]
-    shared = found["false"].keys() & found["true"].keys()
-    assert shared and all(abs(found["false"][word] - found["true"][word]) < 0.02 for word in shared)
+        answers[amp] = read_json(output)["words"][0]
+    shared = answers["false"].keys() & answers["true"].keys()
+    assert shared and all(
+        abs(answers["false"][word] - answers["true"][word]) < 0.02 for word in shared
+    )

@@ -103,8 +103,8 @@ def test_loss_falls_with_lamb(inputs, tmp_path):
     """With AdamW as in transformers: test_optimizer.py."""
     flags = ("--max-steps", 60, "--learning-rate", 3e-2, "--batch-size", 8)
     train(inputs.command(tmp_path, *flags))
-    found = losses(tmp_path)
-    assert found[60] < found[10] - 1.0
+    logged = losses(tmp_path)
+    assert logged[60] < logged[10] - 1.0
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--use-pure-fp16"])
@@ -129,14 +129,14 @@ def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_pat
         2.0**24,
     )
     train(inputs.command(tmp_path, "--max-steps", 4, "--log-freq", 1, *flags))
-    found = reported(tmp_path / "report.json")
-    assert found[4]["loss_scale"] < 2.0**24
-    assert math.log2(found[4]["loss_scale"]).is_integer()
-    assert found[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), (
+    logged = reported(tmp_path / "report.json")
+    assert logged[4]["loss_scale"] < 2.0**24
+    assert math.log2(logged[4]["loss_scale"]).is_integer()
+    assert logged[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), (
         "a skipped step does not advance the schedule"
     )
     consumed = read_json(steps_folder(tmp_path) / "4" / "model_progress.json")["samples_consumed"]
-    assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
+    assert consumed == 4 * (4 + math.log2(2.0**24 / logged[4]["loss_scale"]))
 
 
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(
@@ -170,10 +170,10 @@ DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of
 def test_flags_of_a_decay_give_its_learning_rates(inputs, tmp_path, decay):
     flags = ("--max-steps", 10, "--log-freq", 1, "--warmup-proportion", 0.2, "--lr-decay", *decay)
     train(inputs.command(tmp_path, *flags))
-    found = {
+    rates = {
         step: entry["learning_rate"] for step, entry in reported(tmp_path / "report.json").items()
     }
-    assert found == pytest.approx({k + 1: DECAYS[decay](k) for k in range(10)}, rel=1e-6)
+    assert rates == pytest.approx({k + 1: DECAYS[decay](k) for k in range(10)}, rel=1e-6)
 
 
 def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_head_or_loss(
@@ -222,16 +222,16 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
         3,
     )
     train(inputs.command(tmp_path, *flags))
-    found = {
+    evaluated = {
         step: entry
         for step, entry in reported(tmp_path / "report.json").items()
         if "eval_loss" in entry
     }
-    assert list(found) == [3, 6, 9]
+    assert list(evaluated) == [3, 6, 9]
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
         batch = transformers_batch({key: file[key][:] for key in file})
     labels, is_next = batch.pop("labels"), batch.pop("next_sentence_label")
-    for step, entry in found.items():
+    for step, entry in evaluated.items():
         model = AutoModelForPreTraining.from_pretrained(steps_folder(tmp_path) / str(step)).eval()
         with torch.no_grad():
             output = model(**batch)
@@ -248,11 +248,11 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
     logged = reported(tmp_path / "report.json")
     card = HubCard.load(steps_folder(tmp_path) / "9" / "README.md")
     shown = {each.metric_type: each.metric_value for each in card.data.eval_results}
-    expected = {name: found[9][f"eval_{name}"] for name in shown}
+    expected = {name: evaluated[9][f"eval_{name}"] for name in shown}
     assert "mlm_loss" in shown and shown == pytest.approx(expected, abs=1e-6)
     assert f"| training loss | {logged[9]['loss']:.4g} |" in card.text
     best = HubCard.load(steps_folder(tmp_path) / "best" / "README.md")
-    lowest = min(entry["eval_loss"] for entry in found.values())
+    lowest = min(entry["eval_loss"] for entry in evaluated.values())
     assert best.data.eval_results[0].metric_value == pytest.approx(lowest, abs=1e-6)
 
 
@@ -313,8 +313,8 @@ def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
     train(inputs.command(tmp_path / "whole", "--max-steps", 4, *held_out))
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     logged = [reported(tmp_path / name / "report.json") for name in ("run", "whole")]
-    found, expected = ([steps[step]["eval_loss"] for step in (2, 4)] for steps in logged)
-    assert found == expected
+    resumed, expected = ([steps[step]["eval_loss"] for step in (2, 4)] for steps in logged)
+    assert resumed == expected
 
 
 def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(inputs, tmp_path):
@@ -325,12 +325,12 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(
     command = inputs.command(tmp_path, "--max-steps", 40, "--optimizer", "AdamW", *flags)
     train([*command, "--steps-this-run", "3"])
     stopped = train([*command, *map(str, resuming(tmp_path))])
-    found = {entry["step"]: entry["loss"] for entry in evaluations(folder)}
-    best = min(found, key=found.get)
-    assert list(found) == [2, 4, *range(6, best + 5, 2)] and best + 4 < 40
-    assert f"best: loss {found[best]:.6g} at step {best}" in stopped.stdout
+    loss_of_step = {entry["step"]: entry["loss"] for entry in evaluations(folder)}
+    best = min(loss_of_step, key=loss_of_step.get)
+    assert list(loss_of_step) == [2, 4, *range(6, best + 5, 2)] and best + 4 < 40
+    assert f"best: loss {loss_of_step[best]:.6g} at step {best}" in stopped.stdout
     logged = reported(tmp_path / "report.json")
-    assert found == {step: logged[step]["eval_loss"] for step in found}
+    assert loss_of_step == {step: logged[step]["eval_loss"] for step in loss_of_step}
     kept = load_file(folder / "best" / "model.safetensors")
     alone = inputs.command(
         tmp_path / "alone", "--max-steps", 40, "--optimizer", "AdamW", *flags[6:]
@@ -432,11 +432,11 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
 
 
 def read_to_the_end(descriptor: int) -> bytes:
-    found = b""
+    content = b""
     with contextlib.suppress(OSError):  # when the other end is closed
         while chunk := os.read(descriptor, 65536):
-            found += chunk
-    return found
+            content += chunk
+    return content
 
 
 def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
@@ -485,7 +485,7 @@ def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):
 
 def test_flags_of_the_optimizer_change_the_weights(inputs, tmp_path):
     """Each gives other weights from the same start and data."""
-    found = {}
+    trained = {}
     for name, flags in {
         "plain": (),
         "decay": ("--weight-decay", 1.0),
@@ -495,9 +495,9 @@ def test_flags_of_the_optimizer_change_the_weights(inputs, tmp_path):
         "epsilon": ("--epsilon", 0.1),
     }.items():
         train(inputs.command(tmp_path / name, "--max-steps", 4, *flags))
-        found[name] = weights(tmp_path / name, 4)["bert.encoder.layer.0.output.dense.weight"]
-    for name in found.keys() - {"plain"}:
-        assert not torch.equal(found[name], found["plain"]), name
+        trained[name] = weights(tmp_path / name, 4)["bert.encoder.layer.0.output.dense.weight"]
+    for name in trained.keys() - {"plain"}:
+        assert not torch.equal(trained[name], trained["plain"]), name
 
 
 def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_path):
@@ -527,7 +527,7 @@ def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_pat
     results = [
         read_json(steps_folder(tmp_path) / f"seed-{seed}" / "scores.json") for seed in (7, 8)
     ]
-    mean = sum(found["loss"] for found in results) / 2
+    mean = sum(result["loss"] for result in results) / 2
     summary = f"phase1, seeds 7 to 8: loss_mean {mean:.6g}  loss_std"
     assert summary in first and summary in train(inputs.command(tmp_path, *flags)).stdout
     other = write_shards(tmp_path / "other", sizes=(20,), seed=8)

@@ -110,7 +110,7 @@ def test_half_of_a_surrogate_pair_in_a_file_to_score_is_in_the_results(files, tm
 
 def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files):
     entries = log_entries(trained.parents[1] / "report.json")
-    found = dict(ChainMap(*(entry["data"] for entry in entries if entry["step"] == "PARAMETER")))
+    settings = dict(ChainMap(*(entry["data"] for entry in entries if entry["step"] == "PARAMETER")))
     squad = read_squad(files["v1"])
     dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), OPTIONS)
     questions = len(squad.questions)
@@ -120,7 +120,7 @@ def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files):
     counts = {"eval_samples": questions, "eval_features": windows}
     training = {"training_samples": questions, "training_features": windows, "train_batch_size": 8}
     training["steps"] = -(-40 * windows // 8)
-    assert found.items() >= (training | counts | marks).items()
+    assert settings.items() >= (training | counts | marks).items()
 
 
 def test_a_prediction_logs_the_time_of_a_thousand_windows(trained, files, tmp_path):
@@ -132,10 +132,10 @@ def test_a_prediction_logs_the_time_of_a_thousand_windows(trained, files, tmp_pa
     (tmp_path / "many.json").write_text(json.dumps({"data": articles}))
     flags = ("--do-predict", "--predict-file", tmp_path / "many.json", "--init-checkpoint", trained)
     assert run(files, tmp_path, *flags) == 0
-    (found,) = (
+    (times,) = (
         e["data"] for e in log_entries(tmp_path / "report.json") if "sample_number" in e["data"]
     )
-    assert found["sample_number"] >= 1000 and found["time_per_1000"] > 0
+    assert times["sample_number"] >= 1000 and times["time_per_1000"] > 0
 
 
 def test_predictions_after_compiled_training_are_not_compiled(files, tmp_path, monkeypatch):

@@ -210,8 +210,8 @@ def test_the_error_after_calibration_does_not_depend_on_classes_in_turn():
     """As in files that have a positive row, then a negative one, and so on."""
     labels = np.arange(400) % 2
     sure = np.tile([[0.6, 0.4]], (400, 1))
-    found = calibration(sure, labels)
-    assert found.error == pytest.approx(0.1) and found.calibrated_error < 0.06
+    calibrated = calibration(sure, labels)
+    assert calibrated.error == pytest.approx(0.1) and calibrated.calibrated_error < 0.06
 
 
 def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_loss():
@@ -237,10 +237,10 @@ def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_los
         return -np.mean(np.log(shares[np.arange(500), labels]))
 
     expected = optimize.brute(lambda x: log_loss(x[0]), [(0.5, 10)], Ns=200)[0]
-    found = calibration(sure, labels)
-    assert found.error == pytest.approx(error) and found.calibrated_error < 0.5 * error
-    assert found.temperature == pytest.approx(expected, rel=1e-3)
-    assert found.temperature == pytest.approx(3, rel=0.15)
+    calibrated = calibration(sure, labels)
+    assert calibrated.error == pytest.approx(error) and calibrated.calibrated_error < 0.5 * error
+    assert calibrated.temperature == pytest.approx(expected, rel=1e-3)
+    assert calibrated.temperature == pytest.approx(3, rel=0.15)
 
 
 def test_one_seed_is_never_better_and_several_runs_are_corrected(tmp_path):
@@ -297,8 +297,8 @@ def test_seeds_are_runs_of_one_model_and_folds_are_one_file(tmp_path):
         NUM_ROWS,
         2 * NUM_ROWS,
     ]
-    found = run(tmp_path / "a", tmp_path / "b").stdout
-    assert "(2 seeds)" in found
+    printed = run(tmp_path / "a", tmp_path / "b").stdout
+    assert "(2 seeds)" in printed
     pooled = run(tmp_path / "folds a", tmp_path / "folds b").stdout
     assert "(2 folds)" in pooled and f"{2 * NUM_ROWS} rows" in pooled
 

@@ -104,13 +104,13 @@ def test_the_records_of_a_log_become_a_phase(tmp_path, name):
     write, expected = LOGS[name]
     write(Log(tmp_path / "log.json"))
     phase = only_phase(tmp_path)
-    found = {name: getattr(phase, name) for name in ("name", "resumes", "results", "settings")} | {
+    fields = {name: getattr(phase, name) for name in ("name", "resumes", "results", "settings")} | {
         "losses": losses(phase),
         "evaluations": [(point.step, point.metrics) for point in phase.evaluations],
         "skipped": [point.skipped for point in phase.points],
         "seconds": [point.seconds for point in phase.points],
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: fields[name] for name in expected} == expected
 
 
 def test_unusable_lines_are_skipped_counted_and_named(tmp_path):

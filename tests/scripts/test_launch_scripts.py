@@ -511,7 +511,7 @@ def test_the_doctor_gets_the_flags_of_the_run_and_starts_nothing(checkout, comma
     checkout.calls_file.unlink()
     start(checkout, command)
     calls = checkout.calls()
-    for found, call in zip(examined, calls, strict=True):
+    for examination, call in zip(examined, calls, strict=True):
         program = next(Path(word).name for word in call if word.endswith(".py") and "run_" in word)
         flags = program_arguments(call, program)
         # Phase 1 has not made them yet.
@@ -519,9 +519,9 @@ def test_the_doctor_gets_the_flags_of_the_run_and_starts_nothing(checkout, comma
             if name in flags:
                 flags[flags.index(name) + 1] = "None"
         expected = [program, "--processes", str(processes_of(call)), *flags]
-        if "--log-file" in found:
-            found[found.index("--log-file") + 1] = "None"
-        assert found == expected
+        if "--log-file" in examination:
+            examination[examination.index("--log-file") + 1] = "None"
+        assert examination == expected
 
 
 @pytest.mark.parametrize(("code", "examined"), [(2, 2), (1, 1)])

@@ -106,11 +106,11 @@ class ElasticRun:
 
     def losses(self) -> dict[int, set[float]]:
         """By step. A step that was made twice has two losses, which may differ in the last bit."""
-        found: dict[int, set[float]] = {}
+        losses_of_step: dict[int, set[float]] = {}
         for entry in log_entries(self.folder / "dllogger_p1.json"):
             if "loss" in entry["data"]:
-                found.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
-        return found
+                losses_of_step.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
+        return losses_of_step
 
 
 def kill(node: subprocess.Popen) -> None:

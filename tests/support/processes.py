@@ -48,13 +48,13 @@ def kill_and_wait_for_workers(process: subprocess.Popen) -> None:
 
 
 def running_in_session(session: int) -> list[int]:
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
             if its_session == str(session) and state not in "ZX":
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def free_port() -> int:

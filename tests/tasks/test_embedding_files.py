@@ -10,14 +10,14 @@ from bert_recipe.tasks.embeddings.files import read_tuples
 
 def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
     (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n\n\nFour.\nOne.\n")
-    found = read_tuples(tmp_path / "a.txt", (), None, EmbeddingSettings(prompts={"query": "q: "}))
-    pairs = [[found.texts[index] for index in row] for row in found.rows]
+    tuples = read_tuples(tmp_path / "a.txt", (), None, EmbeddingSettings(prompts={"query": "q: "}))
+    pairs = [[tuples.texts[index] for index in row] for row in tuples.rows]
     assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
 
 
 def test_squads_questions_and_paragraphs_are_pairs():
-    found = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
-    assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)
+    tuples = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
+    assert (len(tuples.rows), len({row[1] for row in tuples.rows})) == (120, 21)
 
 
 # A row of FlagEmbedding's training files.
@@ -27,11 +27,11 @@ GROUPED |= {"pos_scores": [3, 2.5], "neg_scores": [1, 0.5, 0]}
 
 def grouped_tuples(path: Path, rows: list[dict], num_negatives: int | None, *teacher: str):
     write_json_lines(path, rows)
-    found = read_tuples(
+    tuples = read_tuples(
         path, ("query", "pos", "neg"), None, teacher=teacher, num_negatives=num_negatives
     )
-    texts = [[found.texts[index] for index in row] for row in found.rows]
-    return texts, found.teacher_scores
+    texts = [[tuples.texts[index] for index in row] for row in tuples.rows]
+    return texts, tuples.teacher_scores
 
 
 def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
@@ -48,7 +48,7 @@ def test_a_row_can_have_a_prompt_of_its_own(tmp_path):
     rows = [GROUPED, {**GROUPED, "query": "b", "prompt": ""}]
     write_json_lines(path, rows)
     settings = EmbeddingSettings(prompts={"query": "q: ", "document": "d: "})
-    found = read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
-    texts = [[found.texts[index] for index in row] for row in found.rows]
+    tuples = read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
+    texts = [[tuples.texts[index] for index in row] for row in tuples.rows]
     assert texts == [[q, d] for q in ("find a", "b") for d in ("d: x", "d: y")]
-    assert found.originals[0] == "a"
+    assert tuples.originals[0] == "a"

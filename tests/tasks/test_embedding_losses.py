@@ -57,12 +57,12 @@ def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives(texts):
 
     for symmetric, dims in ((False, ()), (True, ()), (True, (4, 8))):
         task = EmbeddingTask(EmbeddingTaskOptions(symmetric_loss=symmetric, matryoshka_dims=dims))
-        found = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6, 1))
+        losses = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6, 1))
         expected = [sum(forward(i, dim) for dim in dims or (8,)) for i in range(6)]
         if symmetric:
             back = [sum(backward(i, dim) for dim in dims or (8,)) for i in range(6)]
             expected = [(a + b) / 2 for a, b in zip(expected, back, strict=True)]
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+        np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["cosent", "cosine"])
@@ -73,12 +73,12 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     options = {"label_column": ["s"], "embedding_loss": name, "temperature": 0.1}
     task = EmbeddingTask(EmbeddingTaskOptions(**options))
     texts_nk = torch.zeros(7, 2, dtype=torch.int64)
-    found = task.losses(torch.from_numpy(vectors), texts_nk, torch.from_numpy(scores)[:, None])
+    losses = task.losses(torch.from_numpy(vectors), texts_nk, torch.from_numpy(scores)[:, None])
     pairs = [(i, j) for i in range(7) for j in range(7) if scores[i] < scores[j]]
     expected = [np.log(1 + sum(np.exp((cosines[i] - cosines[j]) / 0.1) for i, j in pairs))] * 7
     if name == "cosine":
         expected = [(a - b) ** 2 for a, b in zip(cosines, scores, strict=True)]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["a margin", "scores of three negatives"])

@@ -130,14 +130,14 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
         "margins": ("--label-column", "s", "stars", *MARGIN),
     }
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
-    found = {}
+    results = {}
     commands = []
     for kind, flags in kinds.items():  # one micro-batch, without cached gradients, and eight
-        found[kind, "whole"] = train(
+        results[kind, "whole"] = train(
             files, tmp_path / f"{kind}-whole", *SHARED, *flags, "--train-batch-size", 16
         )
         eight = ("--train-batch-size", 2, "--gradient-merge-steps", 8)
-        found[kind, "eight"] = train(files, tmp_path / f"{kind}-eight", *SHARED, *flags, *eight)
+        results[kind, "eight"] = train(files, tmp_path / f"{kind}-eight", *SHARED, *flags, *eight)
     # The starting weights are scored, so parameters are gathered before the first update.
     scored = ("--do-eval", "--eval-file", files / "dev.jsonl", "--eval-steps", 3, "--no-baseline")
     sharded = ("--data-parallel-shard-degree", 2, *scored)
@@ -161,13 +161,13 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     # The first rank that fails reports.
     assert codes == [2, 2] and "the global batch (1) is smaller" in logs, logs
     for name in ("ddp", "fsdp2", "single"):
-        found["triplets", name] = load_file(
+        results["triplets", name] = load_file(
             tmp_path / name / "custom" / "embedding" / "3" / "model.safetensors"
         )
-    for (kind, name), weights in found.items():
+    for (kind, name), weights in results.items():
         for key, value in weights.items():
             torch.testing.assert_close(
-                value, found[kind, "whole"][key], rtol=0, atol=1e-6, msg=f"{name}: {key}"
+                value, results[kind, "whole"][key], rtol=0, atol=1e-6, msg=f"{name}: {key}"
             )
 
 
@@ -214,13 +214,13 @@ def test_the_loss_and_its_gradients_are_the_same_however_a_batch_is_divided(file
     """
     expected = loss_and_gradients(DistributedContext(), files, 16, None, 1)
     for division in ((16, 4, 1), (4, None, 4), (4, 1, 5), (2, None, 8)):
-        found = loss_and_gradients(DistributedContext(), files, *division)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+        result = loss_and_gradients(DistributedContext(), files, *division)
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
     for processes, *division in ((4, 2, 4, 3), (2, 8, None, 1)):
-        found = run_distributed(
+        result = run_distributed(
             loss_and_gradients, tmp_path / str(processes), files, *division, count=processes
         )
-        np.testing.assert_allclose(found, [expected] * processes, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(result, [expected] * processes, rtol=1e-12, atol=1e-12)
 
 
 def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(files, tmp_path):
@@ -309,8 +309,8 @@ def test_text_embeddings_inference_finds_what_it_reads(files, tmp_path):
     train(files, tmp_path, "--max-steps", 1, "--query-prompt", "q: ", steps=1)
     folder = tmp_path / "custom" / "embedding" / "1"
     config = read_json(folder / "config.json")
-    found = {name: type(config[name]) for name in SERVED_CONFIG}
-    assert found == SERVED_CONFIG
+    kinds = {name: type(config[name]) for name in SERVED_CONFIG}
+    assert kinds == SERVED_CONFIG
     assert not config["architectures"][0].endswith("Classification")  # another kind of model
     pooling = read_json(folder / "1_Pooling" / "config.json")
     modes = {name: pooling[f"pooling_mode_{name}"] for name in SERVED_POOLING}
@@ -382,8 +382,8 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
         output = ("--output", tmp_path / f"{name}.npy", "--text-column", name)
         assert inference.main([str(word) for word in (*command, *output)]) == 0
     q, p = (np.load(tmp_path / f"{name}.npy") for name in "qp")
-    found = read_json(step.parent / "scores.json")["pearson"]
-    assert found == pytest.approx(
+    score = read_json(step.parent / "scores.json")["pearson"]
+    assert score == pytest.approx(
         np.corrcoef((q * p).sum(axis=1), [row["s"] for row in rows])[0, 1], abs=1e-5
     )
     model = pytest.importorskip("sentence_transformers").SentenceTransformer(
@@ -400,9 +400,9 @@ def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
     flags = ("--negative-columns", "n", "--max-steps", 2, "--train-batch-size", 8)
     expected = train(files, tmp_path / "a", *flags, steps=2)
     lists = ("--train-file", path, "--num-negatives", 1)
-    found = train(files, tmp_path / "b", *flags, *lists, steps=2)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    trained = train(files, tmp_path / "b", *flags, *lists, steps=2)
+    assert trained.keys() == expected.keys()
+    assert all(torch.equal(trained[name], expected[name]) for name in expected)
 
 
 def tuples_of(path: Path, rows: list[tuple], score: str | None, **prompts: str) -> EmbeddingTask:
@@ -450,25 +450,25 @@ def test_scores_that_float32_does_not_tell_apart_have_an_order(tmp_path):
 )
 def test_scores_that_no_model_can_change_are_not_defined(tmp_path, rows, score, why):
     task = tuples_of(tmp_path / "dev.jsonl", rows, score)
-    (found,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
-    vectors = np.random.default_rng(0).normal(size=(len(found.dataset), 8))
-    scores = found.finish(vectors, None)
+    (scored_set,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
+    vectors = np.random.default_rng(0).normal(size=(len(scored_set.dataset), 8))
+    scores = scored_set.finish(vectors, None)
     if why is None:
-        assert found.undefined is None and np.isfinite([*scores.values()]).all()
+        assert scored_set.undefined is None and np.isfinite([*scores.values()]).all()
     else:
-        assert why in found.undefined and np.isnan([*scores.values()]).all()
+        assert why in scored_set.undefined and np.isnan([*scores.values()]).all()
 
 
 def test_a_line_is_not_to_find_itself_beside_a_prompt_either(tmp_path):
     rows = [("sea", "ship"), ("ship", "star"), ("star", "rose")]
     prompts = {"query": "find: ", "document": "text: "}
     task = tuples_of(tmp_path / "dev.jsonl", rows, None, **prompts)
-    (found,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
+    (scored_set,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
     # A text is nearest to itself, then to the next one, without ties.
     place = {"sea": 0, "ship": 1, "star": 1.9, "rose": 2.7}
     originals = [text.partition(": ")[2] for text in read_texts_of(task)]
     angles = [place[text] / 2 for text in originals]
-    scores = found.finish(np.array([[np.cos(angle), np.sin(angle)] for angle in angles]), None)
+    scores = scored_set.finish(np.array([[np.cos(angle), np.sin(angle)] for angle in angles]), None)
     assert scores["recall@1"] == 1
 
 

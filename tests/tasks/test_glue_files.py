@@ -62,9 +62,9 @@ def test_wic_is_read_as_it_is_published(tmp_path):
     rows = [row | {"idx": index, "label": bool(index), "start1": 11} for index in range(2)]
     path = TASKS["wic"].train_file(tmp_path)
     write_json_lines(path, rows)
-    found = read_examples(path, TASKS["wic"], labelled=True)
-    assert path.name == "train.jsonl" and found.labels == ["false", "true"]
-    assert (found.texts[0], found.pairs[0]) == (row["sentence1"], row["sentence2"])
+    examples = read_examples(path, TASKS["wic"], labelled=True)
+    assert path.name == "train.jsonl" and examples.labels == ["false", "true"]
+    assert (examples.texts[0], examples.pairs[0]) == (row["sentence1"], row["sentence2"])
 
 
 MRPC = (

@@ -362,11 +362,11 @@ def logits_for(predictions: np.ndarray, num_labels: int = 2) -> np.ndarray:
 
 def test_scores_are_their_formulas():
     random = np.random.default_rng(0)
-    labels, found = random.integers(0, 2, 50), random.integers(0, 2, 50)
-    tp = np.sum(labels & found)
-    tn = np.sum((1 - labels) & (1 - found))
-    fp = np.sum((1 - labels) & found)
-    fn = np.sum(labels & (1 - found))
+    labels, predicted = random.integers(0, 2, 50), random.integers(0, 2, 50)
+    tp = np.sum(labels & predicted)
+    tn = np.sum((1 - labels) & (1 - predicted))
+    fp = np.sum((1 - labels) & predicted)
+    fn = np.sum(labels & (1 - predicted))
     accuracy = (tp + tn) / 50
     f1 = 2 * tp / (2 * tp + fp + fn)
     f1_of_0 = 2 * tn / (2 * tn + fp + fn)
@@ -379,15 +379,15 @@ def test_scores_are_their_formulas():
         (TASKS["cola"], {"matthews_correlation": matthews}),
         (own, {"accuracy": accuracy, "f1_macro": (f1 + f1_of_0) / 2}),
     ):
-        assert numbers(score(logits_for(found), labels, task)) == pytest.approx(expected)
-    mnli = score(logits_for(found, 3), labels, TASKS["mnli"], "matched")
+        assert numbers(score(logits_for(predicted), labels, task)) == pytest.approx(expected)
+    mnli = score(logits_for(predicted, 3), labels, TASKS["mnli"], "matched")
     assert numbers(mnli) == {"matched_accuracy": accuracy}
     assert mnli["matched_confusion_matrix"] == [[tn, fp, 0], [fn, tp, 0], [0, 0, 0]]
     neutral = {"precision": tp / (tp + fp), "recall": tp / (tp + fn), "f1": f1, "support": tp + fn}
     assert mnli["matched_per_class"]["neutral"] == pytest.approx(neutral)
-    undefined = dict.fromkeys(("precision", "recall", "f1"))  # nothing to find, nothing found
+    undefined = dict.fromkeys(("precision", "recall", "f1"))  # nothing to find, nothing predicted
     assert mnli["matched_per_class"]["contradiction"] == {**undefined, "support": 0}
-    missed = score(logits_for(np.zeros_like(found)), labels, TASKS["mrpc"])["per_class"]["1"]
+    missed = score(logits_for(np.zeros_like(predicted)), labels, TASKS["mrpc"])["per_class"]["1"]
     assert missed == {"precision": None, "recall": 0, "f1": 0, "support": tp + fn}
 
 

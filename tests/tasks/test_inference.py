@@ -89,9 +89,9 @@ def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
     kept = list(best_scores.values())[:20]
     probability = 1 / sum(math.exp(score - kept[0]) for score in kept)
     assert f"probability  {probability:.3f}" in output
-    found = n_best(output)
-    assert found[0] == (pytest.approx(probability, abs=6e-4), best)
-    assert len(found) == 20
+    answers = n_best(output)
+    assert answers[0] == (pytest.approx(probability, abs=6e-4), best)
+    assert len(answers) == 20
 
 
 def test_flags_may_have_nvidias_names(ask, models):
@@ -159,11 +159,11 @@ def test_a_regression_model_gives_its_score(ask, models):
 def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, models, model):
     logits = logits_of_transformers(BertForSequenceClassification, models[model], "a film")
     expected = logits.sigmoid().sort(descending=True)
-    found = n_best(ask(model, "--text", "a film"))
-    assert [probability for probability, _ in found] == pytest.approx(
+    shares = n_best(ask(model, "--text", "a film"))
+    assert [probability for probability, _ in shares] == pytest.approx(
         expected.values.tolist(), abs=6e-4
     )
-    assert [label for _, label in found] == [
+    assert [label for _, label in shares] == [
         f"LABEL_{index}" for index in expected.indices.tolist()
     ]
 

@@ -191,8 +191,8 @@ def test_other_columns_of_parquet_are_kept(folder, tmp_path):
     row = {"t": "a film", "id": 7, "tags": ["x"]}
     (tmp_path / "in.parquet").write_bytes(encode_table(tmp_path / "in.parquet", [row]))
     run(model, tmp_path / "in.parquet", tmp_path / "out.parquet", "--text-column", "t")
-    (found,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    assert {name: found[name] for name in row} == row
+    (written,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert {name: written[name] for name in row} == row
 
 
 def test_no_column_of_the_input_is_lost(folder, tmp_path):
@@ -204,11 +204,11 @@ def test_no_column_of_the_input_is_lost(folder, tmp_path):
     ]
     write_json_lines(tmp_path / "in.jsonl", rows)
     run(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--text-column", "t")
-    for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
-        assert {name: found[name] for name in row} == row
+    for row, written in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
+        assert {name: written[name] for name in row} == row
         assert (
-            found["predicted predicted label"] in ("LABEL_0", "LABEL_1")
-            and "probability LABEL_0" in found
+            written["predicted predicted label"] in ("LABEL_0", "LABEL_1")
+            and "probability LABEL_0" in written
         )
     parquet = pytest.importorskip("pyarrow.parquet")
     for row in rows:
@@ -268,8 +268,8 @@ def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
         "c",
     )
     capsys.readouterr()
-    for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
-        assert {name: found[name] for name in row} == row
+    for row, answered in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
+        assert {name: answered[name] for name in row} == row
         words = [
             "--init-checkpoint",
             model,
@@ -283,8 +283,8 @@ def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
         inference.main([str(word) for word in words])
         lines = capsys.readouterr().out.splitlines()
         assert lines[:2] == [
-            f"answer       {found['answer']}",
-            f"probability  {found['probability']:.3f}",
+            f"answer       {answered['answer']}",
+            f"probability  {answered['probability']:.3f}",
         ]
 
 
@@ -378,8 +378,8 @@ def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
         "review",
         "--embed",
     )
-    found = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
-    np.testing.assert_allclose(found, mean_embeddings(model, TEXTS), atol=1e-5)
+    vectors = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
+    np.testing.assert_allclose(vectors, mean_embeddings(model, TEXTS), atol=1e-5)
 
 
 def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):

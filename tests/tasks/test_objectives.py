@@ -139,8 +139,8 @@ def test_a_mean_over_all_tokens_and_a_second_model_need_no_other_trainer(batch_s
             torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
     assert all(p.grad is None for p in task.generator.parameters())
 
-    found = evaluate(trainer.parallel, task, dataset, limits, Runtime(CPU))
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5) and found["replaced"] > 0
+    metrics = evaluate(trainer.parallel, task, dataset, limits, Runtime(CPU))
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5) and metrics["replaced"] > 0
 
 
 @pytest.mark.parametrize("compiled", ["model", "layers"])
@@ -203,8 +203,8 @@ def summed_losses(model: Pair, micro_batch: MicroBatch) -> Tensor:
     filled_T = stream.input_ids.index_copy(0, positions_M, logits_MV.argmax(dim=1))
     logits_T = model(stream._replace(input_ids=filled_T)).logits[:, 0]
     is_changed_T = (filled_T != stream.input_ids).float()
-    found = F.binary_cross_entropy_with_logits(logits_T, is_changed_T, reduction="sum")
-    return found + F.cross_entropy(logits_MV, labels_M, reduction="sum")
+    loss = F.binary_cross_entropy_with_logits(logits_T, is_changed_T, reduction="sum")
+    return loss + F.cross_entropy(logits_MV, labels_M, reduction="sum")
 
 
 def trained_pair(

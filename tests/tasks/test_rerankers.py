@@ -134,9 +134,9 @@ def test_a_reranker_is_a_cross_encoder_with_one_output(folder):
     assert (config["id2label"], config["label2id"]) == ({"0": "score"}, {"score": 0})
     peer = CrossEncoder(str(results / "4"), device="cpu")
     texts = [row[name] for row in rows for name in "pnm"]
-    found = peer.rank(rows[0]["q"], texts)
-    assert [each["score"] for each in found] == sorted(
-        (each["score"] for each in found), reverse=True
+    ranked = peer.rank(rows[0]["q"], texts)
+    assert [each["score"] for each in ranked] == sorted(
+        (each["score"] for each in ranked), reverse=True
     )
 
     queries = [row["q"] for row in rows for _ in "pnm"]
@@ -175,8 +175,8 @@ def test_the_loss_of_a_reranker_is_binary_cross_entropy(folder):
         logits_N = model(**batch).logits[:, 0]
     expected = F.binary_cross_entropy_with_logits(logits_N, torch.tensor([1.0, 0, 0] * len(rows)))
     card = (results / "1" / "README.md").read_text()
-    found = float(re.search(r"training loss \| ([0-9.]+)", card)[1])
-    assert found == pytest.approx(float(expected), rel=1e-3)
+    loss = float(re.search(r"training loss \| ([0-9.]+)", card)[1])
+    assert loss == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_a_reranker_of_two_classes_is_to_be_trained_again(folder):

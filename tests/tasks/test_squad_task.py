@@ -256,8 +256,8 @@ def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
     log = (tmp_path / "skipped_train.json.log").read_text()
     assert "question q3: its answer 'Anne'" in log and "context is None" in log
     options = replace(options, predict_file=path, do_eval=True)
-    (found,) = SquadTask(options).prediction_sets(TOKENIZER)
-    assert [question.id for question in found.dataset.squad.questions] == ["q1", "q3"]
+    (prediction_set,) = SquadTask(options).prediction_sets(TOKENIZER)
+    assert [question.id for question in prediction_set.dataset.squad.questions] == ["q1", "q3"]
 
 
 def test_questions_that_are_cut_are_told(tmp_path, capsys):
@@ -306,8 +306,8 @@ def test_a_question_per_row_is_read_as_in_hugging_faces_data_sets(tmp_path):
         assert read_squad(path) == replace(expected, path=path)
     unanswered = [{"context": "Anna sang.", "question": "Who?"}] * 2
     (tmp_path / "a.json").write_text(json.dumps({"data": unanswered}))
-    found = read_squad(tmp_path / "a.json")
-    assert [question.id for question in found.questions] == ["0", "1"] and not found.version_2
+    squad = read_squad(tmp_path / "a.json")
+    assert [question.id for question in squad.questions] == ["0", "1"] and not squad.version_2
 
 
 @pytest.mark.parametrize(

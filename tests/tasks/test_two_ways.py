@@ -133,6 +133,6 @@ def test_both_apply_the_temperature_of_the_folder(model, tmp_path):
     for row, text in zip(tables[0][: len(TEXTS)], TEXTS, strict=True):
         logits = logits_of_transformers(BertForSequenceClassification, folder, text)
         expected = dict(zip(CLASSES, (logits / 4).softmax(0).tolist(), strict=True))
-        found = {label: row[f"probability {label}"] for label in CLASSES}
-        assert found == pytest.approx(expected, abs=1e-5)
-        assert row["confidence"] == max(found.values())
+        probabilities = {label: row[f"probability {label}"] for label in CLASSES}
+        assert probabilities == pytest.approx(expected, abs=1e-5)
+        assert row["confidence"] == max(probabilities.values())

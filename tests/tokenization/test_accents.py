@@ -91,8 +91,8 @@ def test_accents_are_known_by_the_config_else_by_the_words(word, settings, expec
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS.values(), word]))
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = load_tokenizer(tmp_path / "vocab.txt")
-    assert Casing(found.do_lower_case, found.strip_accents) == expected
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    assert Casing(tokenizer.do_lower_case, tokenizer.strip_accents) == expected
 
 
 def test_a_list_and_a_json_that_keep_accents_are_one_tokenizer(tmp_path):

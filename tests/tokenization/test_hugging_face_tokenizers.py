@@ -225,10 +225,10 @@ def test_words_of_bytes_are_masked_whole_and_no_character_is_divided(kind, text,
 def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_path):
     fast = tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE), lowercase=True)
     fast.save(str(tmp_path / "tokenizer.json"))
-    found = load_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
     listed = load_tokenizer(VOCAB_FILE)
-    assert isinstance(found, BertTokenizer) and isinstance(listed, BertTokenizer)
-    assert (found.vocab, found.vocab_sha256, found.do_lower_case) == (
+    assert isinstance(tokenizer, BertTokenizer) and isinstance(listed, BertTokenizer)
+    assert (tokenizer.vocab, tokenizer.vocab_sha256, tokenizer.do_lower_case) == (
         listed.vocab,
         listed.vocab_sha256,
         True,

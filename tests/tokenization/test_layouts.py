@@ -84,12 +84,12 @@ def ours(folder: Path) -> list[tuple[list[int], list[int]]]:
 def theirs(folder: Path) -> list[tuple[list[int], list[int]]]:
     """As a model gets them: without token types, they are 0."""
     peer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = []
+    sequences = []
     for texts in (TEXTS[:1], TEXTS):
         encoded = peer(*texts)
         ids = encoded["input_ids"]
-        found.append((ids, encoded.get("token_type_ids", [0] * len(ids))))
-    return found
+        sequences.append((ids, encoded.get("token_type_ids", [0] * len(ids))))
+    return sequences
 
 
 def written(source: Path, folder: Path, model_type: str, **values) -> Path:
@@ -139,16 +139,16 @@ def test_token_types_are_those_that_the_folder_declares(
     source = write_folder(
         tmp_path / "source", kind, TEMPLATES["BERT"], class_name, model_input_names=NAMES[names]
     )
-    found = ours(source)
+    layouts = ours(source)
     has_types = names == "types" or (names == "unsaid" and class_name != "TokenizersBackend")
-    assert any(found[1][1]) == has_types
+    assert any(layouts[1][1]) == has_types
     if names != "unsaid" or class_name == "TokenizersBackend":
-        assert theirs(source) == found
+        assert theirs(source) == layouts
     folder = written(source, tmp_path / "written", model_type, type_vocab_size=types or 2)
     declared = json.loads((folder / "tokenizer_config.json").read_text())["model_input_names"]
     assert ("token_type_ids" in declared) == (has_types and types == 2)
     if types == 2:
-        assert theirs(folder) == found == ours(folder)
+        assert theirs(folder) == layouts == ours(folder)
 
 
 @pytest.mark.parametrize("class_name", ["BertTokenizer", None, "PreTrainedTokenizerFast"])
@@ -198,17 +198,17 @@ def test_a_models_folder_is_read_as_by_transformers_or_refused(
     (folder / "model.safetensors").touch()
     types = model_type != "modernbert"  # which takes none
     try:
-        found = ours(folder)
+        sequences = ours(folder)
     except UserError as error:
         assert '"model_input_names": [' in str(error)
         is_usual = kind == "bert" and template == "BERT"
         assert not is_usual or class_name in ("PreTrainedTokenizerFast", "DistilBertTokenizer")
         settings = json.dumps(WAY_OUT)
         (folder / "tokenizer_config.json").write_text(settings)
-        found = ours(folder)
+        sequences = ours(folder)
     expected = theirs(folder)
-    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
-    assert not types or found == expected
+    assert [ids for ids, _ in sequences] == [ids for ids, _ in expected]
+    assert not types or sequences == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"strip_accents": False}, {"do_lower_case": False}])
@@ -230,13 +230,13 @@ def test_the_normalizer_of_a_models_folder_is_that_of_its_class_or_refused(
     (folder / "tokenizer.json").write_text(json.dumps(values))
     text = "A Ship caf\u00e9 \u4e2dab a\x07b"
     try:
-        found = load_tokenizer(folder).encode(text)
+        ids = load_tokenizer(folder).encode(text)
     except UserError as error:
         assert "transformers 5 makes BertTokenizer of the folder" in str(error)
         (folder / "tokenizer_config.json").write_text(json.dumps(WAY_OUT))
-        found = load_tokenizer(folder).encode(text)
+        ids = load_tokenizer(folder).encode(text)
     peer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert found == peer(text, add_special_tokens=False)["input_ids"]
+    assert ids == peer(text, add_special_tokens=False)["input_ids"]
 
 
 def test_files_beside_a_vocabulary_of_another_name_say_nothing_about_it(tmp_path):
@@ -296,5 +296,5 @@ def test_a_model_of_pairs_gives_the_logits_of_transformers(tmp_path):
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     folder = tmp_path / "ours"
     their_model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    found = their_model(**peer(*TEXTS, return_tensors="pt")).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    logits = their_model(**peer(*TEXTS, return_tensors="pt")).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)

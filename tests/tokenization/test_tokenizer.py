@@ -252,10 +252,10 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
     texts = sample_texts()[:40]
     sys.setprofile(lambda frame, *_: frames.append(frame))
     try:
-        found = [rows(*encode_texts(tokenizer, [text]))[0] for text in texts]
+        rows_of_text = [rows(*encode_texts(tokenizer, [text]))[0] for text in texts]
     finally:
         sys.setprofile(None)
-    assert frames and found == rows(*encode_texts(ours(True), texts))
+    assert frames and rows_of_text == rows(*encode_texts(ours(True), texts))
 
 
 @pytest.mark.parametrize(
@@ -288,5 +288,8 @@ def test_casing_of_a_vocabulary_is_that_of_its_words_with_any_line_ends(
 ):
     path = tmp_path / "vocab.txt"
     path.write_bytes(end.join([*SPECIAL_TOKENS, *words, ""]).encode())
-    found = tokenizer_module.load_tokenizer(path)
-    assert found.do_lower_case is expected and list(found.vocab) == [*SPECIAL_TOKENS, *words]
+    tokenizer = tokenizer_module.load_tokenizer(path)
+    assert tokenizer.do_lower_case is expected and list(tokenizer.vocab) == [
+        *SPECIAL_TOKENS,
+        *words,
+    ]

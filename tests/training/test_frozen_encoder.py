@@ -117,8 +117,8 @@ def test_a_head_that_can_hold_the_classifier_serves_transformers_too(glue_files,
     folder = tmp_path / "a" / "encoder" / "classification" / "1"
     classify = pipeline("text-classification", model=str(folder), top_k=None, device="cpu")
     dev, _ = texts_and_labels(21, 1)
-    found = [{row["label"]: row["score"] for row in rows} for rows in classify(dev)]
-    shares = np.array([[row["n"], row["y"]] for row in found])
+    scores = [{row["label"]: row["score"] for row in rows} for rows in classify(dev)]
+    shares = np.array([[row["n"], row["y"]] for row in scores])
     np.testing.assert_allclose(shares, expected_probabilities(encoder), atol=2e-4)
 
 

@@ -72,7 +72,7 @@ VALUES = [None, True, 1.5, -(2**60), "é" * 3000, [], {"nested": [{"a": None}]},
 
 def exchange(distributed):
     rank = distributed.rank
-    found = {
+    received = {
         "rank": rank,
         "local": [distributed.local_rank, distributed.local_world_size],
         "is_main": distributed.is_main,
@@ -84,16 +84,16 @@ def exchange(distributed):
         ],
     }
     distributed.barrier()
-    return found
+    return received
 
 
 def test_all_reduce_is_exact_and_broadcast_sends_values_of_any_size(tmp_path):
     main, other, last = run_distributed(exchange, tmp_path, count=3)
     assert (main["rank"], main["local"], main["is_main"]) == (0, [0, 3], True)
     assert (last["rank"], last["local"], last["is_main"]) == (2, [2, 3], False)
-    for found in (main, other, last):
-        assert found["sum"] == [3 * 2**51 + 3, 1.5, 3]
-        assert found["broadcast"] == VALUES and found["same group"]
+    for values in (main, other, last):
+        assert values["sum"] == [3 * 2**51 + 3, 1.5, 3]
+        assert values["broadcast"] == VALUES and values["same group"]
 
 
 def call_on_main(distributed, folder):

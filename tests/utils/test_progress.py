@@ -18,9 +18,11 @@ def test_a_bar_is_shown_on_a_terminal_below_the_lines_of_standard_output(
     with progress_bar(3, "training", "step", lines=False, enabled=enabled) as bar:
         bar.update()
         print_line("step 1\tin \x1b[2J/folder\n\x9b")
-    found = capsys.readouterr()
-    assert found.out == "step 1\tin \\x1b[2J/folder\n\\x9b\n"  # a path cannot command the terminal
-    assert ("training" in found.err) is enabled
+    printed = capsys.readouterr()
+    assert (
+        printed.out == "step 1\tin \\x1b[2J/folder\n\\x9b\n"
+    )  # a path cannot command the terminal
+    assert ("training" in printed.err) is enabled
 
 
 def test_without_a_terminal_there_are_lines_now_and_then(capsys, monkeypatch):

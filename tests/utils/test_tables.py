@@ -35,9 +35,9 @@ def read(path: Path, *args, **options) -> list[tuple[int, dict]]:
 def test_what_is_written_is_read(tmp_path, name):
     if "parquet" in name:
         pytest.importorskip("pyarrow")
-    found = read(write(tmp_path / name, ROWS))
-    assert [row for _, row in found] == ROWS
-    assert [number for number, _ in found] == ([2, 3] if "csv" in name.lower() else [1, 2])
+    rows = read(write(tmp_path / name, ROWS))
+    assert [row for _, row in rows] == ROWS
+    assert [number for number, _ in rows] == ([2, 3] if "csv" in name.lower() else [1, 2])
 
 
 def test_tables_of_other_programs_are_read(tmp_path):
@@ -70,9 +70,9 @@ def test_classes_of_hugging_face_have_their_names(tmp_path):
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     table = pyarrow.table(columns).replace_schema_metadata(metadata)
     parquet.write_table(table, tmp_path / "a.parquet")
-    found = [tuple(row.values()) for _, row in read(tmp_path / "a.parquet")]
+    rows = [tuple(row.values()) for _, row in read(tmp_path / "a.parquet")]
     expected = [("B-PER", ["O", "B-PER"], "a", 1), ("O", [], "b", 1), (None, None, "c", 1)]
-    assert found == expected
+    assert rows == expected
     assert read(tmp_path / "a.parquet", ["tag"])[0] == (1, {"tag": "B-PER"})
 
 
@@ -188,7 +188,7 @@ def test_values_of_any_type_are_written(tmp_path):
         "day": datetime.date(2020, 2, 3),
         "raw": b"x",
     }
-    ((_, found),) = read(write(tmp_path / "a.csv", [row]))
+    ((_, cells),) = read(write(tmp_path / "a.csv", [row]))
     expected = {
         "text": "a\tb",
         "none": "",
@@ -197,7 +197,7 @@ def test_values_of_any_type_are_written(tmp_path):
         "day": "2020-02-03",
         "raw": "b'x'",
     }
-    assert found == expected
+    assert cells == expected
     assert json.loads(encode_table(tmp_path / "a.jsonl", [row]))["day"] == "2020-02-03"
     assert csv.field_size_limit() == 64 << 20
 

@@ -109,8 +109,8 @@ def test_numbers_have_all_digits(tmp_path, decimal):
     logits = (np.random.default_rng(0).normal(size=(8, 1)) * 1e5).astype(np.float32)
     predictions = [float(row["prediction"].replace(decimal, ".")) for row in table]
     assert predictions == logits[:, 0].astype(float).tolist()
-    found = read_scored_rows([tmp_path])[""].scores["pearson"].value()
-    assert found == pytest.approx(scores["pearson"], rel=1e-12)
+    value = read_scored_rows([tmp_path])[""].scores["pearson"].value()
+    assert value == pytest.approx(scores["pearson"], rel=1e-12)
 
 
 def test_pandas_reads_what_is_written(tmp_path):

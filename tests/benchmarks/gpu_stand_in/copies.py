@@ -44,8 +44,8 @@ def loader(overwrites: bool) -> bool:
     batches = itertools.islice(StepLoader(dataset, config, seed=0), STEPS)
     expected = itertools.chain.from_iterable(batch.micro_batches for batch in batches)
     return all(
-        torch.equal(torch.as_tensor(found[name]).cpu(), torch.as_tensor(value))
-        for found, micro_batch in zip(copied, expected, strict=True)
+        torch.equal(torch.as_tensor(copied_batch[name]).cpu(), torch.as_tensor(value))
+        for copied_batch, micro_batch in zip(copied, expected, strict=True)
         for name, value in micro_batch.items()
     )
 
@@ -91,7 +91,7 @@ def offload() -> bool:
         masters.masters["weight"].data.sub_(gradient)
         masters.push_weights()
     synchronize()
-    return is_right and all(torch.equal(found.cpu(), expected) for found, expected in on_device)
+    return is_right and all(torch.equal(stored.cpu(), expected) for stored, expected in on_device)
 
 
 def main(folder: str, *mode: str) -> None:
