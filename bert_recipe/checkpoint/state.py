@@ -51,6 +51,7 @@ class TrainState:
     host reads `step` from `device_step` on the device. The learning-rate schedule starts at update
     `schedule_start`.
 
+    first_step, last_step: this process makes the updates after the first one, up to the last one.
     spans: the updates that train each parameter.
     encoder_start: the update after which the encoder is trained, too; None while only the head is.
     head_losses: of the last updates of the head alone.
@@ -63,6 +64,7 @@ class TrainState:
         self.distributed = parallel.distributed
         self.identity = run.record.identity  # with what only the resumed checkpoint knows
         self.step = self.samples_consumed = self.schedule_start = 0
+        self.first_step = self.last_step = 0
         self.device_step = torch.zeros(
             (), dtype=torch.int64, device=parallel.loss_scale.value.device
         )
@@ -180,15 +182,15 @@ class TrainState:
     def restore(self) -> None:
         """Restores a checkpoint, loads weights, or does nothing, as the start of the run says."""
         start = self.run.start
-        if start.source is None:
-            return  # the weights stay random
-        if start.progress is None:
-            self.load_weights(start.source)
-            check_loaded(self.parallel, start.source, self.distributed)
-        elif start.kind is StartKind.RESUMED:
-            self._resume(start.source, start.progress)
-        else:
-            self._continue_with_warmup(start.source, start.progress)
+        if start.source is not None:  # else the weights stay random
+            if start.progress is None:
+                self.load_weights(start.source)
+                check_loaded(self.parallel, start.source, self.distributed)
+            elif start.kind is StartKind.RESUMED:
+                self._resume(start.source, start.progress)
+            else:
+                self._continue_with_warmup(start.source, start.progress)
+        self.first_step, self.last_step = self.step, self.run.last_step(self.step)
 
     def _resume(self, folder: ModelFolder, progress: Progress) -> None:
         """Resumes from a checkpoint of this run: weights, optimizer, schedule, loss scale and data

@@ -1,27 +1,21 @@
 """`--benchmark`: the speed of updates after a warmup."""
 
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.metrics.sinks import Reporter
 from bert_recipe.metrics.text import format_metrics
-from bert_recipe.metrics.throughput import MeasuringWindow
-from bert_recipe.training.callbacks import Callback, Update
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.training.callbacks import Callback, Update, measuring_window
+from bert_recipe.training.run import Run
 from bert_recipe.utils.measure import Stopwatch, synchronize
 from bert_recipe.utils.stop_signal import StopSignal
 
 
 class Benchmark(Callback):
-    """Metrics of all updates after `warmup_steps`, with the time per phase of an update."""
+    """Metrics of all updates after the warmup, with the time per phase of an update."""
 
-    def __init__(
-        self,
-        state: TrainState,
-        window: MeasuringWindow,
-        stopwatch: Stopwatch,
-        warmup_steps: int,
-        reporter: Reporter,
-    ):
-        self.state, self.window, self.stopwatch, self.reporter = state, window, stopwatch, reporter
-        self.warmup_left = warmup_steps
+    def __init__(self, run: Run, state: TrainState, stopwatch: Stopwatch, runtime: Runtime):
+        self.state, self.stopwatch, self.reporter = state, stopwatch, runtime.reporter
+        self.window = measuring_window(runtime)
+        self.warmup_left = run.settings.trainer.benchmark_warmup_steps
 
     def start(self, stop: StopSignal) -> None:
         self.window.restart()

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bert_recipe.metrics.throughput import GlobalBatchStats
+from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.utils.device import peak_flops
 from bert_recipe.utils.stop_signal import StopSignal
 
 
@@ -69,3 +71,8 @@ class Callback:
 def is_due(step: int, every: int, last_step: int) -> bool:
     """Whether `step` is a multiple of `every`, or the last step."""
     return (every > 0 and step % every == 0) or step >= last_step
+
+
+def measuring_window(runtime: Runtime) -> MeasuringWindow:
+    peak = peak_flops(runtime.device, runtime.precision.dtype)
+    return MeasuringWindow(runtime.device, runtime.distributed.world_size, peak)

@@ -23,8 +23,6 @@ class Checkpoints(Callback):
     def __init__(self, run: Run, state: TrainState, runtime: Runtime):
         self.run, self.state, self.runtime = run, state, runtime
         self.config = config = run.settings.trainer
-        self.first_step = state.step
-        self.last_step = run.last_step(state.step)
         sharded = state.parallel.shard_group is not None
         self.writer = CheckpointWriter(
             run.folder.path, runtime.distributed, sharded, config.keep_every
@@ -44,10 +42,10 @@ class Checkpoints(Callback):
 
     def is_due(self, update: Update) -> bool:
         every = self.config.steps_per_checkpoint
-        return update.stops or is_due(update.step, every, self.last_step)
+        return update.stops or is_due(update.step, every, self.state.last_step)
 
     def after_update(self, update: Update) -> None:
-        if update.step == self.first_step + 1 and self.runtime.device.type == "cuda":
+        if update.step == self.state.first_step + 1 and self.runtime.device.type == "cuda":
             self.writer.prepare(self.state.capture())
         if self.is_due(update) and not self.is_saved():
             self.check_replicas()

@@ -19,23 +19,21 @@ from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 class Evaluations(Callback):
     """Evaluates the weights at the steps of the run.
 
-    best: keeps the best checkpoint, or None.
+    best: of the run, or None if it keeps no best checkpoint.
     results: the metrics of the last evaluation.
     at_start: those of the starting weights, if they were evaluated for the log.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        best: BestCheckpoint | None,
-        checkpoints: Checkpoints,
-        run: Run,
-        state: TrainState,
-        runtime: Runtime,
-    ):
-        self.evaluator, self.best, self.checkpoints = evaluator, best, checkpoints
-        self.run, self.state = run, state
-        self.last_step = run.last_step(state.step)
+    def __init__(self, run: Run, state: TrainState, checkpoints: Checkpoints, runtime: Runtime):
+        self.run, self.state, self.checkpoints = run, state, checkpoints
+        batch_size = run.settings.prediction.batch_size
+        self.evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
+        self.best: BestCheckpoint | None = None
+        if run.data.development is not None:
+            task, patience = run.task, run.settings.trainer.early_stopping
+            self.best = BestCheckpoint(
+                task.metric, task.lower_is_better, patience, state.evaluations
+            )
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.results: dict[str, float] = {}
         self.at_start: dict[str, float] = {}
@@ -53,7 +51,7 @@ class Evaluations(Callback):
 
     def is_due(self, update: Update) -> bool:
         every = self.run.eval_steps
-        return every > 0 and is_due(update.step, every, self.last_step)
+        return every > 0 and is_due(update.step, every, self.state.last_step)
 
     def after_update(self, update: Update) -> None:
         if not self.is_due(update):

@@ -12,7 +12,6 @@ from torch import Tensor
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.folder import MODEL_FILE
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
-from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.start import StartKind
@@ -28,7 +27,6 @@ from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.evaluation import only_numbers, predict
 from bert_recipe.training.prediction import load_fine_tuned, predict_all
 from bert_recipe.training.run import Run
-from bert_recipe.training.setup import DIGITS
 from bert_recipe.training.workflow import remove_summary
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import remove, write_atomically
@@ -53,7 +51,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     check_loaded(parallel, source, runtime.distributed)
     calibration = earlier_calibration(run)
     runtime.reporter.start(folder, STEP)
-    log_settings(run, source, runtime)
+    runtime.reporter.log("PARAMETER", run.logged_settings(run.record.identity))
     run.claim_folder()
     for name in (*run.result_files, str(STEP)):
         remove(folder / name)
@@ -83,15 +81,6 @@ def earlier_calibration(run: Run) -> bytes | None:
         return None
     path = run.start.source.path / CALIBRATION_FILE
     return path.read_bytes() if path.is_file() else None
-
-
-def log_settings(run: Run, source: ModelFolder, runtime: Runtime) -> None:
-    settings: dict[str, Any] = dict(run.record.arguments)
-    settings["SEED"] = run.record.seed
-    settings["starting_weights"] = source.weights_digest[:DIGITS]
-    batch_size, max_steps = run.values.loader.batch_size, run.max_steps
-    settings |= run.task.logged_settings(run.data, batch_size, max_steps)
-    runtime.reporter.log("PARAMETER", settings)
 
 
 def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:

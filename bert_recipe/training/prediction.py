@@ -40,7 +40,8 @@ from bert_recipe.tasks.mistakes import without_mistakes
 from bert_recipe.tasks.task import PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
-from bert_recipe.training.setup import DIGITS, check_memory, open_report
+from bert_recipe.training.run import DIGITS
+from bert_recipe.training.setup import check_memory, open_report
 from bert_recipe.utils.device import allocate
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import JsonObject, write_json

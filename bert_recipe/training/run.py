@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from bert_recipe.checkpoint.identity import WEIGHTS
 from bert_recipe.checkpoint.model_card import ModelParts
 from bert_recipe.checkpoint.progress import check_same_run
 from bert_recipe.checkpoint.record import SCORES_FILE, RunRecord
@@ -18,7 +19,11 @@ from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.optimization.protocol import OptimizerSpec
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.tasks.task import Task, TaskData
+from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
+from bert_recipe.utils.json_files import JsonObject
+
+DIGITS = 16  # of a digest that is logged
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,29 @@ class Run:
         return ModelParts(choice.tokenizer, choice.name, data.max_length, data.files, command)
 
     def check_start(self) -> None:
-        """Raises UserError unless the run may go on from the checkpoint that it resumes."""
+        """Raises UserError unless the run may go on from the checkpoint that it takes over."""
         source, progress = self.start.source, self.start.progress
-        if self.start.kind is StartKind.RESUMED and source is not None and progress is not None:
+        if source is None or progress is None:
+            return
+        if self.start.kind is StartKind.RESUMED:
             tokenizer, world_size = self.data.choice.tokenizer, self.settings.world_size
             is_own = is_same_path(source.path.parent, self.folder.path)
             check_same_run(source, progress, self.record, tokenizer, is_own, world_size)
+        elif progress.step >= self.max_steps:
+            raise UserError(
+                f"phase 1 ended at update {progress.step}, and --max-steps is {self.max_steps}: "
+                "with --lr-rewarmup it counts the updates of both phases, so give more"
+            )
+
+    def logged_settings(self, identity: JsonObject) -> JsonObject:
+        """What to log at the start. identity: of the record, with what only a checkpoint knows."""
+        settings = self.record.arguments | {"SEED": self.record.seed}
+        if self.saves:
+            # Paths do not tell models apart: their content may change.
+            weights = identity[WEIGHTS]
+            settings["starting_weights"] = weights and weights[:DIGITS]
+        batch_size = self.values.loader.batch_size
+        return settings | self.task.logged_settings(self.data, batch_size, self.max_steps)
 
     def claim_folder(self, best_step: int | None = None) -> None:
         """Takes the folder before the first update, see `RunFolder.claim`. best_step: of the run so

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from bert_recipe.checkpoint.best import BestCheckpoint
-from bert_recipe.checkpoint.identity import WEIGHTS
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.data_loading.loader import StepLoader
@@ -29,7 +27,6 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.benchmark import Benchmark
 from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
-from bert_recipe.training.evaluation import Evaluator
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.fitted_numbers import fit_to_numbers
 from bert_recipe.training.guessing import GuessingLoss
@@ -39,7 +36,7 @@ from bert_recipe.training.head_first import (
     head_rate,
 )
 from bert_recipe.training.run import Run
-from bert_recipe.training.trainer import Trainer, measuring_window
+from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.device import (
     keep_freed_memory,
     select_device,
@@ -49,12 +46,9 @@ from bert_recipe.utils.device import (
 )
 from bert_recipe.utils.distributed import DistributedContext, init_distributed
 from bert_recipe.utils.errors import UserError, is_out_of_memory
-from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.memory import total_memory
 from bert_recipe.utils.progress import print_line
-
-DIGITS = 16  # of a digest that is logged
 
 
 @contextmanager
@@ -186,27 +180,17 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     parallel.prepare(optimizer)
     state = TrainState(run, parallel, optimizer)
     state.restore()
-    check_updates_left(state.schedule_start, run.max_steps)
     fit_to_numbers(run, parallel, runtime)
 
     if begins_with_head(model, run, state):
         state.start_encoder(None)
-    follow = partial(follow_schedule, run, state, learning_rate, run.last_step(state.step))
+    follow = partial(follow_schedule, run, state, learning_rate)
     follow()
-    best = make_best(run, state)
     stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
-    callbacks = make_callbacks(run, state, best, stopwatch, runtime)
+    callbacks = make_callbacks(run, state, stopwatch, runtime)
     if state.encoder_start is None:
         callbacks = [HeadFirst(run, state, runtime, follow), *callbacks]
-    return Trainer(
-        run,
-        state,
-        learning_rate,
-        runtime,
-        callbacks=callbacks,
-        stopwatch=stopwatch,
-        settings=run_settings(run, state),
-    )
+    return Trainer(run, state, learning_rate, runtime, callbacks, stopwatch)
 
 
 def make_loader(run: Run, trainer: Trainer) -> StepLoader:
@@ -224,72 +208,29 @@ def make_loader(run: Run, trainer: Trainer) -> StepLoader:
     )
 
 
-def run_settings(run: Run, state: TrainState) -> JsonObject:
-    """What to log at the start."""
-    settings = run.record.arguments | {
-        "SEED": run.record.seed,
-        "processes": state.distributed.world_size,
-    }
-    if run.saves:
-        # Paths do not tell models apart: their content may change.
-        weights = state.identity[WEIGHTS]
-        settings["starting_weights"] = weights and weights[:DIGITS]
-    batch_size, max_steps = run.values.loader.batch_size, run.max_steps
-    return settings | state.versions | run.task.logged_settings(run.data, batch_size, max_steps)
-
-
-def follow_schedule(
-    run: Run, state: TrainState, learning_rate: LearningRate, last_step: int
-) -> None:
-    """Sets the rates of the updates to come, until `last_step`: a constant one while only the head
-    is trained.
-    """
+def follow_schedule(run: Run, state: TrainState, learning_rate: LearningRate) -> None:
+    """Sets the rates of the updates to come: a constant one while only the head is trained."""
     schedule, first = run.values.schedule, state.encoder_start
     if first is None:
         rate = head_rate(run.settings.optimizer.name, schedule.learning_rate)
-        learning_rate.follow(lambda _updates: rate, state.step, last_step)
+        learning_rate.follow(lambda _updates: rate, state.step, state.last_step)
         return
     rates = make_schedule(schedule, run.max_steps, first or state.schedule_start)
-    learning_rate.follow(rates, state.step, last_step)
-
-
-def check_updates_left(first: int, max_steps: int) -> None:
-    """Raises UserError unless a run that begins after update `first` has updates to make."""
-    if first >= max_steps:
-        advice = "with --lr-rewarmup it counts the updates of both phases, so give more"
-        raise UserError(
-            f"phase 1 ended at update {first}, and --max-steps is {max_steps}: {advice}"
-        )
-
-
-def make_best(run: Run, state: TrainState) -> BestCheckpoint | None:
-    """The evaluations of the run so far, and its best checkpoint; None if it keeps none."""
-    if run.data.development is None:
-        return None
-    task, patience = run.task, run.settings.trainer.early_stopping
-    return BestCheckpoint(task.metric, task.lower_is_better, patience, state.evaluations)
+    learning_rate.follow(rates, state.step, state.last_step)
 
 
 def make_callbacks(
-    run: Run,
-    state: TrainState,
-    best: BestCheckpoint | None,
-    stopwatch: Stopwatch,
-    runtime: Runtime,
+    run: Run, state: TrainState, stopwatch: Stopwatch, runtime: Runtime
 ) -> list[Callback]:
     """What happens after updates: checkpoints and evaluations, or the measurements of a
     benchmark.
     """
     if not run.saves:
-        window = measuring_window(runtime)
-        warmup_steps = run.settings.trainer.benchmark_warmup_steps
-        return [Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)]
+        return [Benchmark(run, state, stopwatch, runtime)]
     checkpoints = Checkpoints(run, state, runtime)
     callbacks: list[Callback] = []
     if run.data.held_out is not None or run.data.scored_sets:
-        batch_size = run.settings.prediction.batch_size
-        evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
-        callbacks.append(Evaluations(evaluator, best, checkpoints, run, state, runtime))
+        callbacks.append(Evaluations(run, state, checkpoints, runtime))
     callbacks.append(checkpoints)  # which have the evaluation of their step
     if run.task.guessing_loss is not None:
         callbacks.append(GuessingLoss(run, run.task.guessing_loss, runtime))

@@ -12,17 +12,18 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.spans import waiting
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.metrics.sinks import RESUMED_STEP
 from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
-from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
+from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.metrics.update_profile import UpdateProfile
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.token_stream import StepBatch
@@ -31,10 +32,11 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import compilation_errors
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import SeparableTask
-from bert_recipe.training.callbacks import Callback, Update, is_due
+from bert_recipe.training.callbacks import Callback, Update, is_due, measuring_window
 from bert_recipe.training.evaluation import sums_without_dropout
+from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.run import Run
-from bert_recipe.utils.device import FreedMemory, peak_flops
+from bert_recipe.utils.device import FreedMemory
 from bert_recipe.utils.distributed import translate_peer_failure
 from bert_recipe.utils.errors import PeerError, UserError, restart_code
 from bert_recipe.utils.measure import Stopwatch
@@ -43,15 +45,12 @@ from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 
 MAX_SKIPPED_STEPS = 25  # updates in a row without a finite gradient, after which a run stops
 
-SomeCallback = TypeVar("SomeCallback", bound=Callback)
-
 
 class Trainer:
     """Trains from `state`.
 
     callbacks: see training/.
     stopwatch: of the phases of an update.
-    settings: to log at the start.
     """
 
     def __init__(
@@ -60,27 +59,21 @@ class Trainer:
         state: TrainState,
         learning_rate: LearningRate,
         runtime: Runtime,
-        callbacks: Sequence[Callback] = (),
-        stopwatch: Stopwatch | None = None,
-        settings: dict[str, Any] | None = None,
+        callbacks: Sequence[Callback],
+        stopwatch: Stopwatch,
     ):
         self.run, self.task, self.state, self.runtime = run, run.task, state, runtime
         self.config = config = run.settings.trainer
         self.parallel, self.device = cast(ParallelModel, state.parallel), runtime.device
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
-        self.callbacks = callbacks
-        self.settings = settings or {}
-        self.stopwatch = stopwatch or Stopwatch(runtime.device, enabled=False)
+        self.callbacks, self.stopwatch = callbacks, stopwatch
         self.window = measuring_window(runtime)
         self.freed_memory = FreedMemory()
-        # Updates of this process.
-        self.first_step = state.step
-        self.last_step = run.last_step(state.step)
         # Of the run, for the log; a benchmark may be longer than the run.
-        self.num_steps = self.last_step if config.benchmark else run.max_steps
+        self.num_steps = state.last_step if config.benchmark else run.max_steps
         self.profile = UpdateProfile(
             config.profile_update if self.distributed.is_main else None,
-            max(self.last_step, run.max_steps),
+            max(state.last_step, run.max_steps),
             run.folder.path,
             self.distributed.rank,
             self.device,
@@ -97,7 +90,9 @@ class Trainer:
         """Claims what the run writes to before `train`: first the logs, since a log that cannot be
         written must not cost the run which --overwrite removes from the folder.
         """
-        self.reporter.log("PARAMETER", self.settings)
+        run, state = self.run, self.state
+        settings = {"processes": self.distributed.world_size} | state.versions
+        self.reporter.log("PARAMETER", run.logged_settings(state.identity) | settings)
         for callback in self.callbacks:
             callback.claim()
 
@@ -123,14 +118,14 @@ class Trainer:
                 callback.finish(self.stop.received, self.last_loss)
         if self.stop.received == signal.SIGINT:
             return 128 + signal.SIGINT
-        has_stopped = state.step < self.last_step and not self.is_exhausted
+        has_stopped = state.step < state.last_step and not self.is_exhausted
         return restart_code(0) if has_stopped else 0
 
     def _make_updates(self, batches: Iterator[StepBatch], bar: Any) -> None:
         """The loop of updates. Raises StopAtOnce if a signal ends what need not be completed."""
         state, device = self.state, self.device
         self.window.restart()
-        while state.step < self.last_step and not self.is_exhausted:
+        while state.step < state.last_step and not self.is_exhausted:
             started = time.perf_counter()
             local_batch = self._next(batches)
             waited = time.perf_counter() - started
@@ -143,7 +138,7 @@ class Trainer:
             state.step += 1  # unless the update is skipped, see _read_step
             self.window.count(stats, waited)
             update = Update(state.step, stats, sums, waited, stops)
-            logs = update.step == 1 or is_due(update.step, self.config.log_freq, self.last_step)
+            logs = update.step == 1 or is_due(update.step, self.config.log_freq, state.last_step)
             if logs or device.type == "cpu" or self._is_anything_due(update):
                 self.distributed.wait_for_device(device)
                 self._read_step(int(stats.sequences))
@@ -162,15 +157,22 @@ class Trainer:
         """Around the passes of an update. If it is the first one and compiles, a signal ends it at
         once, since it takes long and nothing is lost, and an error says what to do.
         """
-        if not self.parallel.model.is_compiled or self.state.step > self.first_step:
+        if not self.parallel.model.is_compiled or self.state.step > self.state.first_step:
             yield
             return
         with self.stop.raising(), compilation_errors():
             yield
 
-    def callback(self, kind: type[SomeCallback]) -> SomeCallback | None:
-        """The callback of this class, if there is one."""
+    @property
+    def evaluations(self) -> Evaluations | None:
+        """The callback that evaluates, if there is one."""
+        kind = Evaluations
         return next((callback for callback in self.callbacks if isinstance(callback, kind)), None)
+
+    @property
+    def best(self) -> BestCheckpoint | None:
+        """The evaluations that choose the best checkpoint, if the run keeps one."""
+        return None if self.evaluations is None else self.evaluations.best
 
     @property
     def is_exhausted(self) -> bool:
@@ -185,7 +187,7 @@ class Trainer:
     def _progress_bar(self) -> tqdm:
         phase, is_main = self.run.record.phase, self.distributed.is_main
         return progress_bar(
-            self.last_step, phase, "step", self.state.step, enabled=is_main, lines=False
+            self.state.last_step, phase, "step", self.state.step, enabled=is_main, lines=False
         )
 
     @contextlib.contextmanager
@@ -345,11 +347,6 @@ class Trainer:
         for callback in self.callbacks:
             callback.log_start()
         return itertools.chain([batch], batches)
-
-
-def measuring_window(runtime: Runtime) -> MeasuringWindow:
-    peak = peak_flops(runtime.device, runtime.precision.dtype)
-    return MeasuringWindow(runtime.device, runtime.distributed.world_size, peak)
 
 
 def seed_of_step(seed: int, position: int, rank: int) -> int:

@@ -12,7 +12,6 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.folder import SEED_FOLDER, verify_checkpoint
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
@@ -201,7 +200,7 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
     if trainer.state.data_may_differ:
         run.task.recheck(run.data, runtime)
     trainer.claim()
-    evaluations = trainer.callback(Evaluations)
+    evaluations = trainer.evaluations
     if evaluations is not None and evaluations.is_missing():
         evaluations.evaluate()
     if runtime.distributed.is_main and not trainer.is_finished:
@@ -211,7 +210,7 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
             remove_results(run)
     before = scores_before(trainer, evaluations)
     exit_code = trainer.train(make_loader(run, trainer))
-    selection = best_checkpoint(trainer)
+    selection = trainer.best
     if trainer.is_finished and selection is not None and selection.best:
         best, metric = selection.best, selection.metric
         text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
@@ -283,15 +282,10 @@ def repetition_note(run: Run) -> str:
     return f"warning: {text}: above {MOST_PASSES} times, give fewer updates or more texts"
 
 
-def best_checkpoint(trainer: Trainer) -> BestCheckpoint | None:
-    evaluations = trainer.callback(Evaluations)
-    return None if evaluations is None else evaluations.best
-
-
 def last_results(trainer: Trainer) -> dict[str, float]:
     """The last loss and evaluation of this process."""
     results = {} if trainer.last_loss is None else {"loss": trainer.last_loss}
-    evaluations = trainer.callback(Evaluations)
+    evaluations = trainer.evaluations
     return results if evaluations is None else results | evaluations.results
 
 
@@ -312,7 +306,7 @@ def remove_summary(folder: Path) -> None:
 
 def use_best(trainer: Trainer) -> None:
     """Loads the best weights of the run, if it keeps them."""
-    selection = best_checkpoint(trainer)
+    selection = trainer.best
     if selection is None or not selection.best:
         return
     if selection.best["step"] == trainer.state.step:
@@ -340,7 +334,7 @@ def add_losses_to_cards(trainer: Trainer) -> None:
     for training without a file to score.
     """
     folder = trainer.run.folder.path
-    selection = best_checkpoint(trainer)
+    selection = trainer.best
     write = partial(
         complete_card, run=trainer.run, architecture=trainer.parallel.model.architecture
     )
@@ -357,7 +351,7 @@ def add_losses_to_cards(trainer: Trainer) -> None:
 
 def folder_of_model(trainer: Trainer) -> Path:
     """The checkpoint with the weights that `use_best` leaves."""
-    selection = best_checkpoint(trainer)
+    selection = trainer.best
     step = trainer.state.step
     if selection is not None and selection.best_step is not None:
         step = selection.best_step
