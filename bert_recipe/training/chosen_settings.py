@@ -9,7 +9,7 @@ from typing import cast
 
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.start import StartKind, StartPoint
-from bert_recipe.config import LoaderConfig, RunConfig
+from bert_recipe.config import LoaderConfig, RunConfig, ScheduleConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.config.fine_tuning_defaults import BY_RULE, LARGEST_BATCH, fine_tuning_defaults
 from bert_recipe.optimization.lr_scheduler import exact_product
@@ -30,27 +30,22 @@ OLD_EPOCHS = 3.0
 class ChosenSettings:
     """What the runs of a command share.
 
+    loader, schedule: see TrainingValues.
     max_steps: -1 for as many as the epochs need.
     epochs: for the record; `limits_epochs` is whether they end the run.
     """
 
-    learning_rate: float
-    warmup_proportion: float
-    epochs: float | None
-    max_steps: int
     loader: LoaderConfig
+    schedule: ScheduleConfig
+    max_steps: int
+    epochs: float | None
     limits_epochs: bool = True
 
-    def values(self, settings: RunConfig, num_samples: int) -> TrainingValues:
+    def values(self, num_samples: int) -> TrainingValues:
         """Those of a run on so many samples."""
-        schedule = replace(
-            settings.schedule,
-            learning_rate=self.learning_rate,
-            warmup_proportion=self.warmup_proportion,
-        )
         epochs = self.epochs if self.limits_epochs else None
         max_steps = count_steps(self.max_steps, epochs, self.loader.global_batch_size, num_samples)
-        return TrainingValues(self.loader, schedule, max_steps, self.epochs)
+        return TrainingValues(self.loader, self.schedule, max_steps, self.epochs)
 
 
 def count_steps(steps: int, epochs: float | None, global_batch_size: int, num_samples: int) -> int:
@@ -79,14 +74,8 @@ def loader_of(settings: RunConfig, global_batch_size: int) -> LoaderConfig:
 
 def given_settings(settings: RunConfig) -> ChosenSettings:
     """Those of the flags alone."""
-    trainer, schedule = settings.trainer, settings.schedule
-    return ChosenSettings(
-        schedule.learning_rate,
-        schedule.warmup_proportion,
-        trainer.epochs,
-        trainer.max_steps,
-        settings.loader,
-    )
+    trainer = settings.trainer
+    return ChosenSettings(settings.loader, settings.schedule, trainer.max_steps, trainer.epochs)
 
 
 def choose_settings(
@@ -113,7 +102,7 @@ def choose_settings(
         task.defaults_kind, width, optimizer, data.num_rows, is_random, num_labels
     )
 
-    rate, warmup = given.learning_rate, given.warmup_proportion
+    rate, warmup = given.schedule.learning_rate, given.schedule.warmup_proportion
     epochs, max_steps, loader = given.epochs, given.max_steps, given.loader
     if "learning_rate" in chosen:
         rate = recorded.get(RATE, rule.learning_rate)
@@ -149,7 +138,8 @@ def choose_settings(
         if len(chosen & values.keys()) > ("warmup_proportion" in chosen):
             words = [text for name, text in values.items() if name in chosen]
             print_line(f"{source}: {' '.join(words)}")
-    return ChosenSettings(rate, warmup, epochs, max_steps, loader, limits_epochs)
+    schedule = replace(given.schedule, learning_rate=rate, warmup_proportion=warmup)
+    return ChosenSettings(loader, schedule, max_steps, epochs, limits_epochs)
 
 
 def recorded_settings(starts: Sequence[StartPoint]) -> JsonObject:

@@ -59,7 +59,7 @@ def open_runs(
             folders = folders_of(settings, data, list(members), runtime)
             starts = {name: decide(named[name], folders[name], settings) for name in members}
             chosen = choose_settings(settings, data, list(starts.values()), runtime)
-        values = chosen.values(settings, len(data.dataset))
+        values = chosen.values(len(data.dataset))
         place = folders[name], starts[name]
         runs[name] = make_run(settings, arguments, *place, data, values, runtime)
     return runs
@@ -117,20 +117,10 @@ def make_run(
     """A run of a command. arguments: those whose values are not as typed."""
     parallel, note = choose_strategies(settings, values, data.task, runtime)
     phase = str(folder.path.relative_to(settings.trainer.checkpoint_folder / data.choice.name))
-    arguments = all_arguments(settings, arguments, data.task, values) | {
-        "compile": parallel.compile
-    }
-    return Run(
-        settings,
-        folder,
-        start,
-        data,
-        values,
-        parallel,
-        make_record(settings, phase, arguments, start, data, values, runtime),
-        stream_sizes(runtime.device, runtime.precision.dtype),
-        note,
-    )
+    changed = {**arguments, "compile": parallel.compile}
+    record = make_record(settings, phase, changed, start, data, values, runtime)
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
+    return Run(settings, folder, start, data, values, parallel, record, num_sizes, note)
 
 
 def choose_strategies(
@@ -159,41 +149,32 @@ def choose_strategies(
     return replace(settings.parallel, compile=what, engine=engine), note
 
 
-def all_arguments(
-    settings: RunConfig, arguments: Mapping[str, Any], task: Task, values: TrainingValues
-) -> JsonObject:
-    """All arguments of a run, for its logs, its card and its checkpoints."""
-    chosen: JsonObject = {"max_seq_length": task.max_seq_length}
-    if task.defaults_kind is not None:
-        chosen |= {
-            "learning_rate": values.schedule.learning_rate,
-            "warmup_proportion": values.schedule.warmup_proportion,
-            "epochs": values.epochs,
-            "batch_size": values.loader.batch_size,
-        }
-    return settings.arguments.as_dict() | {**arguments} | chosen
-
-
 def make_record(
     settings: RunConfig,
     phase: str,
-    arguments: JsonObject,
+    changed: JsonObject,
     start: StartPoint,
     data: TaskData,
     values: TrainingValues,
     runtime: Runtime,
 ) -> RunRecord:
     """The record of a run, on all ranks. The other ranks wait here, where the timeout is long,
-    while the main process reads the starting weights and the data; not for a benchmark.
+    while the main process reads the starting weights and the data; not for a benchmark. changed:
+    arguments whose values are not as typed.
     """
     on_main = runtime.distributed.on_main
+    arguments = settings.arguments.as_dict() | changed
+    arguments["max_seq_length"] = data.task.max_seq_length
     seed = arguments.get("seed", settings.seed)
     hyperparameters = settings.arguments.tagged("result")
     if data.task.defaults_kind is not None:
-        hyperparameters |= {
-            RATE: values.schedule.learning_rate,
-            WARMUP: values.schedule.warmup_proportion,
-            EPOCHS: values.epochs,
+        rate, warmup = values.schedule.learning_rate, values.schedule.warmup_proportion
+        hyperparameters |= {RATE: rate, WARMUP: warmup, EPOCHS: values.epochs}
+        arguments |= {
+            "learning_rate": rate,
+            "warmup_proportion": warmup,
+            "epochs": values.epochs,
+            "batch_size": values.loader.batch_size,
         }
     record = RunRecord({}, hyperparameters, arguments, phase, seed, len(data.dataset))
     if settings.trainer.benchmark:
