@@ -61,32 +61,32 @@ class MicroBatchLimits:
         cls,
         config: LoaderConfig,
         num_sizes: int | None = None,
-        labelled_per_sample: int | None = None,
         sequences_per_sample: int = 1,
         is_compiled: bool = False,
     ) -> "MicroBatchLimits":
-        """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data. A
-        micro-batch has up to four times the batch size in sequences, or as many as its samples may
-        have.
-        """
-        labelled = config.max_masked if labelled_per_sample is None else labelled_per_sample
-        limits = cls.for_batch(config.batch_size, config.max_seq_length, labelled, num_sizes)
-        sequences = max(limits.sequences, config.batch_size * sequences_per_sample)
-        return replace(limits, sequences=sequences, is_compiled=is_compiled)
+        """Limits of the flags alone."""
+        batch_size, max_seqlen = config.batch_size, config.max_seq_length
+        limits = cls.for_batch(
+            batch_size, max_seqlen, config.max_masked, num_sizes, sequences_per_sample
+        )
+        return replace(limits, is_compiled=is_compiled)
 
     @classmethod
     def for_batch(
         cls,
         batch_size: int,
         max_seqlen: int,
-        labelled_per_sequence: int,
+        labelled_per_sample: int,
         num_sizes: int | None = None,
+        sequences_per_sample: int = 1,
     ) -> "MicroBatchLimits":
-        """Limits for any `batch_size` sequences, and up to four times as many short ones."""
+        """Limits for any `batch_size` samples, and up to four times as many short ones.
+        labelled_per_sample, sequences_per_sample: the most of one.
+        """
         return cls(
             batch_size * max_seqlen,
-            4 * batch_size,
-            batch_size * labelled_per_sequence,
+            batch_size * max(4, sequences_per_sample),
+            batch_size * labelled_per_sample,
             max_seqlen,
             num_sizes,
         )

@@ -295,8 +295,9 @@ def train(
     return losses, records[()] | {"step_seconds": quickest}
 
 
-def batch_of(run: Run, count: int, batch_size: int) -> StepBatch:
-    return make_step_batch(run.data.dataset, sample_indices(run, count), run.limits(batch_size))
+def batch_of(run: Run, runtime: Runtime, count: int, batch_size: int) -> StepBatch:
+    limits = run.limits(runtime, batch_size)
+    return make_step_batch(run.data.dataset, sample_indices(run, count), limits)
 
 
 def check_overfitting(findings: Findings, run: Run, runtime: Runtime) -> None:
@@ -315,7 +316,7 @@ def check_overfitting(findings: Findings, run: Run, runtime: Runtime) -> None:
         task = replace(cast(Any, task), options=replace(options, label_smoothing=0.0))
     data = replace(run.data, choice=choice, task=task)
     run = replace(run, start=StartPoint(), data=data, settings=settings, values=values)
-    batch = batch_of(run, count, count)
+    batch = batch_of(run, runtime, count, count)
     what = f"{count} samples"
     is_masked = "mlm_positions" in batch.micro_batches[0]
     if is_masked and batch.num_labelled.sum() > OVERFIT_MASKED:
@@ -380,7 +381,7 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
         )
         return
     weights = run.start.weights
-    batch = batch_of(run, measured, min(loader.batch_size, measured))
+    batch = batch_of(run, runtime, measured, min(loader.batch_size, measured))
     trial = replace(run, start=StartPoint.of_weights(weights))
     losses, metrics = train(trial, runtime, 3, itertools.repeat(batch))
 

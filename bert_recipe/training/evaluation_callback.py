@@ -27,7 +27,7 @@ class Evaluations(Callback):
     def __init__(self, run: Run, state: TrainState, checkpoints: Checkpoints, runtime: Runtime):
         self.run, self.state, self.checkpoints = run, state, checkpoints
         batch_size = run.settings.prediction.batch_size
-        self.evaluator = Evaluator(run.data, run.limits(), batch_size, runtime)
+        self.evaluator = Evaluator(run.data, run.limits(runtime), batch_size, runtime)
         self.best: BestCheckpoint | None = None
         if run.data.development is not None:
             task, patience = run.task, run.settings.trainer.early_stopping

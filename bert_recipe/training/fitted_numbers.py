@@ -37,7 +37,7 @@ def fit_to_numbers(run: Run, parallel: ParallelModel, runtime: Runtime) -> None:
     rows = np.random.default_rng(0).permutation(len(dataset))[:NUM_ROWS]
     parallel.model.eval()
     with parallel.eager():
-        logits = predict_batch(parallel, dataset, rows, run.limits(len(rows)), runtime)
+        logits = predict_batch(parallel, dataset, rows, run.limits(runtime, len(rows)), runtime)
     outputs = logits[: len(rows), 0].double().cpu().numpy()
     targets = dataset.labels["scores"][rows]
     # One rank decides, since ranks may differ by rounding.

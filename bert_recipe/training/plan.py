@@ -22,7 +22,6 @@ from bert_recipe.checkpoint.start import (
 )
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
-from bert_recipe.data_loading.packing import stream_sizes
 from bert_recipe.parallel.compilation import choose_what_to_compile
 from bert_recipe.parallel.parallelize import strategy_of
 from bert_recipe.parallel.runtime import Runtime
@@ -119,8 +118,7 @@ def make_run(
     phase = str(folder.path.relative_to(settings.trainer.checkpoint_folder / data.choice.name))
     changed = {**arguments, "compile": parallel.compile}
     record = make_record(settings, phase, changed, start, data, values, runtime)
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
-    return Run(settings, folder, start, data, values, parallel, record, num_sizes, note)
+    return Run(settings, folder, start, data, values, parallel, record, note)
 
 
 def choose_strategies(

@@ -12,12 +12,13 @@ from bert_recipe.checkpoint.record import SCORES_FILE, RunRecord
 from bert_recipe.checkpoint.run_folder import RunFolder
 from bert_recipe.checkpoint.start import StartKind, StartPoint
 from bert_recipe.config import LoaderConfig, ParallelConfig, RunConfig, ScheduleConfig
-from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.heads import ClassificationModel
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.optimization.protocol import OptimizerSpec
 from bert_recipe.optimization.registry import spec_named
+from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
@@ -54,7 +55,6 @@ class Run:
     values: see TrainingValues.
     parallel: the strategies, with what --compile auto means.
     record: what is the same in all of its checkpoints.
-    num_sizes: see packing.stream_sizes.
     note: what to print before training, or "".
     """
 
@@ -65,7 +65,6 @@ class Run:
     values: TrainingValues
     parallel: ParallelConfig
     record: RunRecord
-    num_sizes: int | None = None
     note: str = ""
 
     @property
@@ -160,22 +159,16 @@ class Run:
             cast(ClassificationModel, model).first_outputs = self.task.first_outputs
         return model
 
-    def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
+    def limits(self, runtime: Runtime, batch_size: int | None = None) -> MicroBatchLimits:
         """The limits of micro-batches of the run's batch size, or of another one."""
-        datasets = [self.data.dataset]
-        if self.data.held_out is not None:
-            datasets.append(self.data.held_out)
-        loader = replace(
-            self.values.loader,
-            batch_size=batch_size or self.values.loader.batch_size,
-            max_seq_length=self.task.max_sample_length,
-        )
-        limits = MicroBatchLimits.of(
-            loader,
-            self.num_sizes,
+        opened = (self.data.dataset, self.data.held_out)
+        datasets = [dataset for dataset in opened if dataset is not None]
+        limits = MicroBatchLimits.for_batch(
+            batch_size or self.values.loader.batch_size,
+            self.task.max_sample_length,
             max(dataset.max_labelled_per_sample for dataset in datasets),
+            stream_sizes(runtime.device, runtime.precision.dtype),
             max(dataset.max_sequences_per_sample for dataset in datasets),
-            self.parallel.compiles,
         )
-        precision = self.settings.precision
-        return replace(limits, fills_sequences=precision.amp or precision.pure_fp16)
+        fills_sequences = runtime.precision.dtype != torch.float32
+        return replace(limits, is_compiled=self.parallel.compiles, fills_sequences=fills_sequences)

@@ -203,7 +203,7 @@ def make_loader(run: Run, trainer: Trainer) -> StepLoader:
         rank=trainer.distributed.rank,
         world_size=trainer.distributed.world_size,
         pin_memory=trainer.device.type == "cuda",
-        limits=run.limits(),
+        limits=run.limits(trainer.runtime),
         updates=run.max_steps - trainer.state.schedule_start,
     )
 

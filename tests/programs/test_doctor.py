@@ -262,7 +262,7 @@ def test_of_samples_with_many_masked_tokens_the_beginning_is_learnt_by_heart(
 ):
     """As of ModernBERT's recipe, with 2,458 in a sequence of 8,192 tokens."""
     batches = []
-    whole = checks.batch_of(run, 4, 4)
+    whole = checks.batch_of(run, Runtime(torch.device("cpu")), 4, 4)
     num_masked = int(whole.num_labelled[:2].sum()) + 1  # of the third sequence, one
 
     def train(_run, _runtime, _steps, given):
