@@ -89,7 +89,7 @@ class ProjectUpdates:
         runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
         [training] = open_runs(config, options, runtime).values()
         self.trainer = build_trainer(training, runtime)
-        self.batches: Iterator = iter(make_loader(training, self.trainer))
+        self.batches: Iterator = iter(make_loader(self.trainer))
         self.optimizer = plan.contestant.optimizer
 
     def settings(self) -> dict[str, Any]:

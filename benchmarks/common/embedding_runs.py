@@ -66,7 +66,7 @@ class ProjectEmbeddings:
                 texts = 2 * len(run.data.dataset) + len(dev.dataset)
                 tokenization = 2 * (time.process_time() - started) / texts  # of a pair
                 trainer = build_trainer(run, runtime)
-                trainer.train(timed(make_loader(run, trainer), seconds))
+                trainer.train(timed(make_loader(trainer), seconds))
                 vectors, _ = predict(
                     trainer.parallel, dev.dataset, "sequence", config.prediction.batch_size, runtime
                 )

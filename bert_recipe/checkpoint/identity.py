@@ -6,7 +6,7 @@ that do not affect results are not compared.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,12 +149,9 @@ def complete_identity(identity: JsonObject, stored: JsonObject) -> JsonObject:
     }
 
 
-def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | None) -> None:
-    """Removes the checkpoints and the result files of a run from a folder of steps.
-
-    folder: of the steps.
-    result_files: names of the result files in it.
-    weights: the starting weights, which must not be in it.
+def overwrite(folder: Path, weights: ModelFolder | None) -> None:
+    """Removes the checkpoints of a run from a folder of steps. weights: the starting weights, which
+    must not be in it.
     """
     if weights is not None and folder.resolve() in weights.path.resolve().parents:
         raise UserError(
@@ -164,5 +161,5 @@ def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | 
         print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
     for name in (BEST_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
-    for name in (PREDICTED_BY_FILE, *OLD_FILES, *result_files):
+    for name in (PREDICTED_BY_FILE, *OLD_FILES):
         (folder / name).unlink(missing_ok=True)

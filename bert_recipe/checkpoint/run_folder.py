@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 from bert_recipe.checkpoint.best import find_best, link_best, take_best
 from bert_recipe.checkpoint.folder import (
     PROBE,
+    SEED_FOLDER,
     checkpoint_steps,
     remove_leftovers,
     restore_replaced,
 )
 from bert_recipe.checkpoint.identity import overwrite
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.record import SCORES_FILE
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path, write_atomically
+from bert_recipe.utils.files import (
+    FolderLock,
+    lock_folder,
+    remove,
+    temporary_path,
+    write_atomically,
+)
 
 if TYPE_CHECKING:  # it imports torch, which scripts that ask for a model's name do without
     from bert_recipe.utils.distributed import DistributedContext
@@ -76,16 +84,16 @@ class RunFolder:
         self,
         best_step: int | None,
         resumed: ModelFolder | None,
-        overwritten: Sequence[str] | None,
+        overwrites: bool,
         weights: ModelFolder | None,
     ) -> None:
-        """Before the first step: makes and locks the folder, removes what --overwrite is to remove,
+        """Before the first step: makes and locks the folder, removes its steps with --overwrite,
         and links `best`. Raises UserError, without a change of the folder, if another run has it,
         if ranks do not see it, or if the best model of the resumed run is gone or damaged.
 
         best_step: of the run so far; None without one.
         resumed: the checkpoint that the run goes on from.
-        overwritten: with --overwrite, names of the result files to remove with the steps.
+        overwrites: whether the steps in it are removed.
         weights: the starting weights, which must not be in it.
         """
         probe = self.distributed.on_main(self._lock_and_probe)  # a file that all ranks must see
@@ -98,16 +106,31 @@ class RunFolder:
             source = None
             if best_step is not None and resumed is not None:
                 places = [resumed.path.parent]
-                if overwritten is None:
+                if not overwrites:
                     places.insert(0, self.path)
                 source = find_best(places, best_step)
-            if overwritten is not None:
-                overwrite(self.path, overwritten, weights)
+            if overwrites:
+                overwrite(self.path, weights)
             if source is not None:
                 take_best(source, self.path / str(best_step))
             link_best(self.path, best_step)
 
         self.distributed.on_main(claim)
+
+    def remove_results(self, names: Sequence[str]) -> None:
+        """Removes the result files `names` of earlier weights, such as those of a shorter run that
+        is continued.
+        """
+        for name in names:
+            remove(self.path / name)
+        self.remove_summary()
+
+    def remove_summary(self) -> None:
+        """Removes the means over all seeds or folds, before the results of this one change. A
+        single run has none.
+        """
+        if SEED_FOLDER.fullmatch(self.path.name):
+            remove(self.path.parent / SCORES_FILE)
 
     def _lock_and_probe(self) -> str:
         if self.lock_held is None:  # there was no folder when the run chose its start

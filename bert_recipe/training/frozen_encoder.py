@@ -27,9 +27,8 @@ from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.evaluation import only_numbers, predict
 from bert_recipe.training.prediction import load_fine_tuned, predict_all
 from bert_recipe.training.run import Run
-from bert_recipe.training.workflow import remove_summary
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import remove, write_atomically
+from bert_recipe.utils.files import write_atomically
 
 STEP = 1  # the name of the model's folder, as of a run of one update
 
@@ -53,9 +52,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     runtime.reporter.start(folder, STEP)
     runtime.reporter.log("PARAMETER", run.logged_settings(run.record.identity))
     run.claim_folder()
-    for name in (*run.result_files, str(STEP)):
-        remove(folder / name)
-    remove_summary(folder)
+    run.folder.remove_results([*run.result_files, str(STEP)])
     frozen = fit(run, parallel, runtime)
     parts = replace(run.parts, files=frozen.files(task.max_seq_length))
     architecture, config, tensors = with_classifier(parallel.model, frozen)

@@ -136,9 +136,9 @@ class Run:
         """Takes the folder before the first update, see `RunFolder.claim`. best_step: of the run so
         far.
         """
-        overwritten = self.result_files if self.settings.start.overwrite else None
         resumed = self.start.source if self.start.kind is StartKind.RESUMED else None
-        self.folder.claim(best_step, resumed, overwritten, self.start.weights)
+        overwrites = self.settings.start.overwrite
+        self.folder.claim(best_step, resumed, overwrites, self.start.weights)
 
     def last_step(self, first: int) -> int:
         """The last update of a process that starts after update `first`. Those of a benchmark do

@@ -193,8 +193,9 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     return Trainer(run, state, learning_rate, runtime, callbacks, stopwatch)
 
 
-def make_loader(run: Run, trainer: Trainer) -> StepLoader:
+def make_loader(trainer: Trainer) -> StepLoader:
     """The loader of the remaining batches of `trainer`."""
+    run = trainer.run
     return StepLoader(
         run.data.dataset,
         run.values.loader,

@@ -175,6 +175,12 @@ class Trainer:
         return None if self.evaluations is None else self.evaluations.best
 
     @property
+    def best_step(self) -> int:
+        """The step whose weights the run ends with: the best one, or the last."""
+        best_step = None if self.best is None else self.best.best_step
+        return self.state.step if best_step is None else best_step
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether early stopping has ended the run."""
         return any(callback.is_exhausted() for callback in self.callbacks)

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from bert_recipe.checkpoint.folder import SEED_FOLDER, verify_checkpoint
+from bert_recipe.checkpoint.folder import verify_checkpoint
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -42,7 +42,6 @@ from bert_recipe.training.setup import (
 )
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import remove
 from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
 
@@ -177,12 +176,14 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
         return None, exit_code
     if not run.data.sets:
         return report_losses(trainer, runtime), 0
-    use_best(trainer)
     parallel, folder = trainer.parallel, run.folder.path
-    model_folder = folder_of_model(trainer)
+    model_folder = folder / str(trainer.best_step)
+    if trainer.best_step != trainer.state.step:
+        runtime.distributed.on_main(partial(verify_checkpoint, model_folder, with_state=False))
+        load_weights(parallel, ModelFolder(model_folder), no_log)
     del trainer  # frees the optimizer's memory
     if runtime.distributed.is_main and run.saves:
-        remove_summary(folder)
+        run.folder.remove_summary()
     task, sets = cast(FineTuningTask, run.task), list(run.data.sets)
     model = model_folder if model_folder.is_dir() else None
     scores = predict_all(run.settings, task, parallel, sets, folder, runtime, model)
@@ -207,9 +208,9 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
         for note in notes_before_training(trainer):
             print_line(note)
         if run.saves:
-            remove_results(run)
+            run.folder.remove_results(run.result_files)
     before = scores_before(trainer, evaluations)
-    exit_code = trainer.train(make_loader(run, trainer))
+    exit_code = trainer.train(make_loader(trainer))
     selection = trainer.best
     if trainer.is_finished and selection is not None and selection.best:
         best, metric = selection.best, selection.metric
@@ -289,33 +290,6 @@ def last_results(trainer: Trainer) -> dict[str, float]:
     return results if evaluations is None else results | evaluations.results
 
 
-def remove_results(run: Run) -> None:
-    """Removes the results of earlier weights, such as those of a shorter run that is continued."""
-    for name in run.result_files:
-        remove(run.folder.path / name)
-    remove_summary(run.folder.path)
-
-
-def remove_summary(folder: Path) -> None:
-    """Removes the means over all seeds or folds, before the results of the one in `folder` change.
-    A single run has none.
-    """
-    if SEED_FOLDER.fullmatch(folder.name):
-        remove(folder.parent / SCORES_FILE)
-
-
-def use_best(trainer: Trainer) -> None:
-    """Loads the best weights of the run, if it keeps them."""
-    selection = trainer.best
-    if selection is None or not selection.best:
-        return
-    if selection.best["step"] == trainer.state.step:
-        return
-    folder = trainer.run.folder.path / str(selection.best["step"])
-    trainer.distributed.on_main(partial(verify_checkpoint, folder, with_state=False))
-    load_weights(trainer.parallel, ModelFolder(folder), no_log)
-
-
 def complete_card(
     folder: Path,
     run: Run,
@@ -333,29 +307,18 @@ def add_losses_to_cards(trainer: Trainer) -> None:
     """Adds the last losses to the card of the last step, and those of the best step to its card,
     for training without a file to score.
     """
-    folder = trainer.run.folder.path
-    selection = trainer.best
+    folder, step = trainer.run.folder.path, trainer.state.step
     write = partial(
         complete_card, run=trainer.run, architecture=trainer.parallel.model.architecture
     )
     results = last_results(trainer)
     loss = results.pop("loss")
     held_out = {name.removeprefix("eval_"): value for name, value in results.items()}
-    if (folder / str(trainer.state.step)).is_dir():
-        write(folder / str(trainer.state.step), scores=held_out, training_loss=loss)
-    if selection is None or not selection.best or selection.best["step"] == trainer.state.step:
-        return
-    best = {name: value for name, value in selection.best.items() if name != "step"}
-    write(folder / str(selection.best["step"]), scores=only_numbers(best))
-
-
-def folder_of_model(trainer: Trainer) -> Path:
-    """The checkpoint with the weights that `use_best` leaves."""
-    selection = trainer.best
-    step = trainer.state.step
-    if selection is not None and selection.best_step is not None:
-        step = selection.best_step
-    return trainer.run.folder.path / str(step)
+    if (folder / str(step)).is_dir():
+        write(folder / str(step), scores=held_out, training_loss=loss)
+    if trainer.best is not None and trainer.best.best and trainer.best_step != step:
+        best = {name: value for name, value in trainer.best.best.items() if name != "step"}
+        write(folder / str(trainer.best_step), scores=only_numbers(best))
 
 
 def keep_results(run: Run, results: dict[str, float]) -> dict[str, float]:
