@@ -6,7 +6,7 @@ gives the run's own folder; once that is locked, `decide_start` decides, for all
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class NamedStart:
     problem: why there are none, which is an error unless a checkpoint is resumed.
     """
 
-    config: StartConfig = field(default_factory=StartConfig)
     named: Path | None = None
     checkpoint: ModelFolder | None = None
     weights: ModelFolder | None = None
@@ -155,7 +154,7 @@ def find_start(
     checkpoint, weights = (path and open_folder(Path(path)) for path in paths)
     if problem is not None and checkpoint is None and not config.resume:
         raise UserError(problem)
-    return NamedStart(config, named, checkpoint, weights, problem)
+    return NamedStart(named, checkpoint, weights, problem)
 
 
 def no_log(_text: str) -> None:
@@ -178,16 +177,16 @@ def decide_start(named: NamedStart, folder: RunFolder, settings: RunConfig) -> S
 
     named: what the flags name.
     """
-    resumes = not settings.trainer.benchmark
+    config, resumes = settings.start, not settings.trainer.benchmark
 
     def find() -> str | None:
         checkpoint = None if named.checkpoint is None else named.checkpoint.path
         if resumes:
             if folder.path.is_dir():
                 folder.lock()
-            checkpoint = choose_checkpoint(named, folder.path)
+            checkpoint = choose_checkpoint(named, config, folder.path)
         if checkpoint is None:
-            check_weights(named)
+            check_weights(named, config)
         return None if checkpoint is None else str(checkpoint)
 
     path = folder.distributed.on_main(find)
@@ -203,16 +202,15 @@ def decide_start(named: NamedStart, folder: RunFolder, settings: RunConfig) -> S
         return StartPoint.of_weights(source)
     kind = StartKind.RESUMED
     if path is None:
-        kind = StartKind.NEXT_PHASE if named.config.lr_rewarmup else StartKind.WEIGHTS
+        kind = StartKind.NEXT_PHASE if config.lr_rewarmup else StartKind.WEIGHTS
     progress = None
     if kind is not StartKind.WEIGHTS:
         progress = read_progress(source.path, settings.prefix)
     return StartPoint(kind, source, named.weights, progress, named.problem)
 
 
-def choose_checkpoint(named: NamedStart, folder: Path) -> Path | None:
+def choose_checkpoint(named: NamedStart, config: StartConfig, folder: Path) -> Path | None:
     """The checkpoint that is resumed, see `decide_start`; None without one."""
-    config = named.config
     given = None if named.checkpoint is None else named.checkpoint.path
     is_own_folder = named.named is not None and is_same_path(named.named, folder)
     takes_newest = is_own_folder and config.last_step_of_checkpoint == "auto"
@@ -243,12 +241,12 @@ def choose_checkpoint(named: NamedStart, folder: Path) -> Path | None:
     return given
 
 
-def check_weights(named: NamedStart) -> None:
+def check_weights(named: NamedStart, config: StartConfig) -> None:
     """Raises UserError if the weights that the flags name cannot be started from."""
     if named.problem is not None:
         raise UserError(named.problem)
-    if named.weights is not None and named.config.from_phase1_final_params is not None:
-        check_phase1(named.weights, named.config.lr_rewarmup)
+    if named.weights is not None and config.from_phase1_final_params is not None:
+        check_phase1(named.weights, config.lr_rewarmup)
 
 
 def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:

@@ -109,7 +109,7 @@ def make_trainer(
     data = TaskData(task, choice, dataset, max_length=task.max_seq_length)
     values = given_settings(settings).values(len(dataset))
     folder = folders_of(settings, data, [""], runtime)[""]
-    start = decide_start(NamedStart(settings.start), folder, settings)
+    start = decide_start(NamedStart(), folder, settings)
     run = make_run(settings, {}, folder, start, data, values, runtime)
     run.check_start()
     return build_trainer(run, runtime, model)

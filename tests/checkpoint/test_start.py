@@ -44,10 +44,11 @@ def write_folder(folder: Path) -> None:
 
 def start_of(flags: dict, benchmark: bool = False) -> StartPoint:
     """Where a run starts whose folder of steps is STEPS, which is unlocked again."""
-    settings = SimpleNamespace(trainer=SimpleNamespace(benchmark=benchmark), prefix="model")
+    start, trainer = StartConfig(**flags), SimpleNamespace(benchmark=benchmark)
+    settings = SimpleNamespace(start=start, trainer=trainer, prefix="model")
     with ExitStack() as locks:
         folder = RunFolder(STEPS, DistributedContext(), locks)
-        return decide_start(find_start(StartConfig(**flags)), folder, settings)
+        return decide_start(find_start(start), folder, settings)
 
 
 # Flags, the steps in the run's folder, and the start or the words of an error.
