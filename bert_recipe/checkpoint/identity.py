@@ -23,7 +23,6 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import remove
-from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.progress import print_line
 
 WEIGHTS = "starting weights"
@@ -31,7 +30,6 @@ ANOTHER = "choose another --output-dir"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
 READING = "reading of the development data"
-LENGTH = ("--max-steps", "--epochs")  # of a run, which may change
 
 
 def identity_of(
@@ -70,28 +68,6 @@ def identity_of(
     }
 
 
-def first_setting(then: JsonObject, now: JsonObject) -> str | None:
-    """The first hyperparameter, but the run's length, whose value was another one; None if all are
-    the same.
-    """
-    for name, value in now.items():
-        stored = then.get(name, value)  # the flag may be newer than the record
-        if name not in LENGTH and stored != value:
-            return _difference(name, stored, value)
-    return None
-
-
-def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
-    """What tells the run with the identity `other` from the run with `identity`; None if nothing
-    that is known does.
-    """
-    for name, now in other.items():
-        then = identity.get(name)
-        if then is not None and _is_known(name, now) and then != now:
-            return _difference(name, then, now)
-    return None
-
-
 def refuse_other_runs(folder: Path, kind: str = "") -> None:
     """Raises UserError if `folder` has runs of another kind, whose results would be replaced. kind:
     `seed` or `fold`, whose runs may be there; "" for a single run.
@@ -121,32 +97,6 @@ def check_results_of(folder: Path, model: ModelFolder) -> str:
     if checkpoint_steps(folder) or stored_digest != digest:
         raise UserError(f"{folder} has the results of another model: {ANOTHER}")
     return digest
-
-
-def _is_known(name: str, value: Any) -> bool:
-    return value is not None and not (name == WEIGHTS and value == RANDOM)
-
-
-def _difference(name: str, then: Any, now: Any) -> str:
-    """Says that the value of `name` was `then` and is `now`. Of two dictionaries, the first value
-    that differs is named.
-    """
-    if isinstance(then, dict) and isinstance(now, dict):
-        name = next(key for key in {**then, **now} if then.get(key) != now.get(key))
-        then, now = then.get(name), now.get(name)
-    if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
-        return f"other {name}"
-    if name == READING:
-        return f"another {name}, as with another --max-seq-length, --do-lower-case or --doc-stride"
-    return f"{name} {then} (this run uses {now})"
-
-
-def complete_identity(identity: JsonObject, stored: JsonObject) -> JsonObject:
-    """`identity` with the values of `stored` for those that a run which resumes does not know."""
-    return {
-        name: value if _is_known(name, value) else stored.get(name, value)
-        for name, value in identity.items()
-    }
 
 
 def overwrite(folder: Path, weights: ModelFolder | None) -> None:

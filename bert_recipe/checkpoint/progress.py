@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
-from bert_recipe.checkpoint.identity import ANOTHER, WEIGHTS, first_difference, first_setting
+from bert_recipe.checkpoint.identity import ANOTHER, RANDOM, READING, WEIGHTS
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.older import OLD_PROGRESS, old_values
 from bert_recipe.checkpoint.record import RunRecord
@@ -18,6 +18,7 @@ from bert_recipe.utils.json_files import JsonObject, from_json, read_json
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 FLOAT32_LINEAR = "float32_linear"  # the library of linear layers, among the versions
+LENGTH = ("--max-steps", "--epochs")  # of a run, which may change
 WAYS_OUT = "take only its weights with --from-pretrained-params"
 WAYS_OUT_OF_A_FOLDER = f"{ANOTHER}, or add --overwrite to remove what is there"
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
@@ -192,3 +193,51 @@ def changed_values(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in sorted(then.keys() & now.keys())
         if then[name] != now[name]
     ]
+
+
+def first_setting(then: JsonObject, now: JsonObject) -> str | None:
+    """The first hyperparameter, but the run's length, whose value was another one; None if all are
+    the same.
+    """
+    for name, value in now.items():
+        stored = then.get(name, value)  # the flag may be newer than the record
+        if name not in LENGTH and stored != value:
+            return _difference(name, stored, value)
+    return None
+
+
+def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
+    """What tells the run with the identity `other` from the run with `identity`; None if nothing
+    that is known does.
+    """
+    for name, now in other.items():
+        then = identity.get(name)
+        if then is not None and _is_known(name, now) and then != now:
+            return _difference(name, then, now)
+    return None
+
+
+def _is_known(name: str, value: Any) -> bool:
+    return value is not None and not (name == WEIGHTS and value == RANDOM)
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    """Says that the value of `name` was `then` and is `now`. Of two dictionaries, the first value
+    that differs is named.
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        name = next(key for key in {**then, **now} if then.get(key) != now.get(key))
+        then, now = then.get(name), now.get(name)
+    if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
+        return f"other {name}"
+    if name == READING:
+        return f"another {name}, as with another --max-seq-length, --do-lower-case or --doc-stride"
+    return f"{name} {then} (this run uses {now})"
+
+
+def complete_identity(identity: JsonObject, stored: JsonObject) -> JsonObject:
+    """`identity` with the values of `stored` for those that a run which resumes does not know."""
+    return {
+        name: value if _is_known(name, value) else stored.get(name, value)
+        for name, value in identity.items()
+    }

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.folder import MODEL_FILE, OPTIMIZER_SUFFIX
-from bert_recipe.checkpoint.identity import complete_identity
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import (
     ADVICE,
     FLOAT32_LINEAR,
     Progress,
     changes_since,
+    complete_identity,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from bert_recipe.checkpoint.spans import training_spans

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from small_runs import InMemoryDataset
 from torch import Tensor
 
-from bert_recipe.checkpoint.identity import first_difference, identity_of
+from bert_recipe.checkpoint.identity import identity_of
+from bert_recipe.checkpoint.progress import first_difference
 from bert_recipe.config import (
     LoaderConfig,
     OptimizerConfig,
