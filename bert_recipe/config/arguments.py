@@ -179,10 +179,11 @@ def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:
     """Settings that follow from several flags, by argument; those without a flag by field."""
     is_dynamic = args.use_dynamic_loss_scaling or args.fp16
     starts_high = is_dynamic and not args.given("scale_loss")
+    batch_size, global_batch_size = batch_sizes(args, world_size)
     has_own_rate = args.lr_decay == "exponential" and not args.given("lr_decay_rate")
     return {
-        "batch_size": micro_batch_size(args, world_size),
-        "global_batch_size": global_batch_size(args, world_size),
+        "batch_size": batch_size,
+        "global_batch_size": global_batch_size,
         "lr_decay_rate": EXPONENTIAL_RATE if has_own_rate else args.lr_decay_rate,
         "data_parallel_shard_degree": shard_degree(args, world_size),
         "amp": args.amp or args.fp16,
@@ -212,34 +213,30 @@ def startup_messages(args: Arguments) -> list[str]:
     return notes
 
 
-def micro_batch_size(args: Arguments, world_size: int) -> int:
-    """Sequences per GPU and micro-batch; the most of the rule, until it has seen the rows."""
-    if args.batch_size is not None:
-        return args.batch_size
-    if args.global_batch_size is not None:
-        return LARGEST_BATCH
-    return divided_batch(LARGEST_BATCH, args.gradient_merge_steps, world_size)
-
-
 def divided_batch(global_batch: int, gradient_merge_steps: int, world_size: int) -> int:
     """The micro-batch of a global batch."""
     return -(-global_batch // (gradient_merge_steps * world_size))
 
 
-def global_batch_size(args: Arguments, world_size: int) -> int:
-    """Sequences per optimizer step over all ranks; the most of the rule, until it has seen the
-    rows.
+def batch_sizes(args: Arguments, world_size: int) -> tuple[int, int]:
+    """Sequences per GPU and micro-batch, and per optimizer step over all ranks; the most of the
+    rule, until it has seen the rows.
     """
-    global_batch = args.global_batch_size or max(LARGEST_BATCH, world_size)
-    if args.global_batch_size is None and args.batch_size is not None:
-        global_batch = args.batch_size * args.gradient_merge_steps * world_size
+    batch_size, global_batch = args.batch_size, args.global_batch_size
+    merge_steps = args.gradient_merge_steps
+    if batch_size is not None:
+        global_batch = global_batch or batch_size * merge_steps * world_size
+    elif global_batch is not None:
+        batch_size = LARGEST_BATCH
+    else:
+        batch_size = divided_batch(LARGEST_BATCH, merge_steps, world_size)
+        global_batch = max(LARGEST_BATCH, world_size)
     if args.get("initial_global_batch_size", 0) > global_batch:
         raise UserError(
             f"--initial-global-batch-size {args.initial_global_batch_size} is above the "
-            f"{global_batch} sequences of a "
-            f"full update: give less"
+            f"{global_batch} sequences of a full update: give less"
         )
-    return global_batch
+    return batch_size, global_batch
 
 
 def shard_degree(args: Arguments, world_size: int) -> int:

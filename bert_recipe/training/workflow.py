@@ -79,14 +79,14 @@ def train_and_predict(
     then reported together; returns the exit code.
     """
     runs = open_runs(config, options, runtime)
-    data = next(iter(runs.values())).data
-    folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
-    open_report(config, folder, runtime)
-    if runtime.distributed.is_main and data.num_examples is not None:  # of a file of texts
-        warn_of_unknown(cast(TextSamples, data.dataset))
     for run in runs.values():  # before the first begins
         run.check_start()
     has_several = len(runs) > 1
+    first = next(iter(runs.values()))
+    folder = first.folder.path.parent if has_several else first.folder.path
+    open_report(config, folder, runtime)
+    if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
+        warn_of_unknown(cast(TextSamples, first.data.dataset))
     scores: list[dict[str, float]] = []
     for name, run in runs.items():
         with logs_of(run, name, runtime) as seed_runtime:
@@ -95,10 +95,10 @@ def train_and_predict(
             return exit_code
         scores.append(results)
     if has_several and any(scores) and runtime.distributed.is_main:
-        title = f"{data.task.name}, {range_of(list(runs))}"
+        title = f"{first.task.name}, {range_of(list(runs))}"
         runtime.reporter.log("PARAMETER", {"task": title})
         results = report_seeds(scores, title, runtime)
-        metric = cast(FineTuningTask, data.task).metric
+        metric = cast(FineTuningTask, first.task).metric
         results |= report_baselines_of_seeds(scores, metric, results, runtime)
         write_json(folder / SCORES_FILE, results)
     return 0
