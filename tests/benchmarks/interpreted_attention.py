@@ -122,12 +122,12 @@ def layer_results(changed: str) -> list[torch.Tensor]:
 def changed_results() -> dict[str, int]:
     """Whether a compiled and a checkpointed layer compute the same bits, and how many graphs."""
     expected = layer_results("unchanged")
-    found = {}
+    seen = {}
     counters.clear()
     for changed in ("compiled", "full", "selective"):
         results = layer_results(changed)
-        found[changed] = all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
-    return found | {"graphs": counters["stats"]["unique_graphs"]}
+        seen[changed] = all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
+    return seen | {"graphs": counters["stats"]["unique_graphs"]}
 
 
 def main() -> None:
@@ -136,12 +136,12 @@ def main() -> None:
         self, widened(a), widened(b), *rest
     )
     triton_kernels.LaunchConfig.of = lambda *_: LaunchConfig(block=32, step=16, num_warps=4)
-    found = {
+    outcomes = {
         "cases": {name: check_case(*case) for name, case in CASES.items()},
         "operators": [operator_checks(0.0, False), operator_checks(0.1, True)],
         "changed": changed_results(),
     }
-    print(json.dumps(found))
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

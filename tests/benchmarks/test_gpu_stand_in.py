@@ -216,20 +216,20 @@ def results(stand_in, request) -> dict[str, tuple[list[str], int, dict]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, name):
-    argv, count, found = results[name]
-    assert not found["error"], found["error"]
+    argv, count, result = results[name]
+    assert not result["error"], result["error"]
     if not name.startswith(UNESTIMATED):
-        check_memory(name, argv, count, found)
+        check_memory(name, argv, count, result)
     # The last layer is another graph, and so is the loss.
     graphs = 3 if "layers" in argv else int("compiled" in name)
-    assert found["graphs"] == graphs
+    assert result["graphs"] == graphs
     # So called since torch 2.13.
-    if name.startswith("bfloat16") and "all_gather_single" in found["collectives"]:
+    if name.startswith("bfloat16") and "all_gather_single" in result["collectives"]:
         # Of three updates; the embeddings and heads are gathered once per pass.
         passes = 3 * 2
         layers = 24
-        assert found["collectives"]["all_gather_single"] == passes * (2 * layers + 1)
-        assert found["collectives"]["reduce_scatter_single"] == passes * (layers + 1)
+        assert result["collectives"]["all_gather_single"] == passes * (2 * layers + 1)
+        assert result["collectives"]["reduce_scatter_single"] == passes * (layers + 1)
 
 
 @pytest.mark.parametrize(("script", "config", "preset"), PRESETS)

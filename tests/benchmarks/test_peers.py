@@ -66,14 +66,14 @@ def test_muon_updates_hidden_matrices_and_adamw_all_others_once(model):
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
 def test_muon_in_float32_makes_torchs_updates_up_to_the_rounding_of_bfloat16(shape):
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = []
+    updates = []
     for kind in (torch.optim.Muon, Float32Muon):
         weight = torch.nn.Parameter(torch.ones(shape))
         weight.grad = gradient.clone()
         kind([weight], 0.1, adjust_lr_fn="match_rms_adamw").step()
-        found.append(weight.detach())
-    torch.testing.assert_close(*found, rtol=0, atol=2e-3)
-    assert not torch.equal(*found)
+        updates.append(weight.detach())
+    torch.testing.assert_close(*updates, rtol=0, atol=2e-3)
+    assert not torch.equal(*updates)
 
 
 @pytest.mark.parametrize(("lengths", "has_filler"), [([3, 3], False), ([3, 2], True)])
@@ -107,8 +107,8 @@ class PeerProcess:
 def test_the_settings_of_a_peers_process_stand_beside_its_own(monkeypatch):
     monkeypatch.setattr(worker_module, "Worker", PeerProcess)
     peer = SimpleNamespace(run=lambda: {"f1": 1.0, "peer": {"attention": "sdpa"}})
-    found = worker_module.call_in_worker(lambda: peer, "run")
-    assert found == {"f1": 1.0, "peer": {"threads": 2, "attention": "sdpa"}}
+    settings = worker_module.call_in_worker(lambda: peer, "run")
+    assert settings == {"f1": 1.0, "peer": {"threads": 2, "attention": "sdpa"}}
 
 
 def test_an_update_of_the_peer_has_full_blocks(tmp_path):

@@ -43,16 +43,16 @@ def interpreted() -> dict:
 
 def test_kernel_matches_float64_with_the_dropout_mask_that_it_drew(interpreted):
     """Output, gradient, share of dropped probabilities, and zeros for filler."""
-    found = interpreted["cases"]
-    assert found.keys() == {"one block", "several blocks", "bfloat16", "window", "long window"}
-    right = [name for name, case in found.items() if case["wrong"] is None]
-    assert right == list(found)
-    assert all(case["filler_is_zero"] for case in found.values())
+    cases = interpreted["cases"]
+    assert cases.keys() == {"one block", "several blocks", "bfloat16", "window", "long window"}
+    right = [name for name, case in cases.items() if case["wrong"] is None]
+    assert right == list(cases)
+    assert all(case["filler_is_zero"] for case in cases.values())
 
 
 def test_operators_pass_torchs_checks(interpreted):
-    for found in interpreted["operators"]:
-        assert len(found) == 8 and {*found.values()} == {"SUCCESS"}, found
+    for results in interpreted["operators"]:
+        assert len(results) == 8 and {*results.values()} == {"SUCCESS"}, results
 
 
 def test_a_compiled_or_checkpointed_layer_computes_the_same_with_dropout(interpreted):

@@ -88,8 +88,12 @@ def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path):
             (tmp_path / folder / name).write_bytes(content)
     done = convert_with("average", tmp_path / "in", tmp_path / "other", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    found = EmbeddingSettings.read(tmp_path / "out")
-    assert (found.pooling, found.normalize, found.prompts) == ("first", True, {"query": "find: "})
+    stored = EmbeddingSettings.read(tmp_path / "out")
+    assert (stored.pooling, stored.normalize, stored.prompts) == (
+        "first",
+        True,
+        {"query": "find: "},
+    )
 
 
 def pickle_weights(folder, **changes) -> None:

@@ -49,11 +49,11 @@ def assert_same(model, folder, prefix="") -> None:
     """All parameters of the encoder of `model` are the folder's."""
     given = load_file(folder / "model.safetensors")
     heads = ("cls.", "qa_outputs.")
-    found = {
+    loaded = {
         name: tensor for name, tensor in model.state_dict().items() if not name.startswith(heads)
     }
-    assert len(found) > 20
-    for name, tensor in found.items():
+    assert len(loaded) > 20
+    for name, tensor in loaded.items():
         assert torch.equal(tensor, given["bert." + name.removeprefix(prefix)]), name
 
 

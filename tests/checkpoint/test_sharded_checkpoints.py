@@ -276,8 +276,8 @@ def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run
         tmp_path / "logs", Command(2, inputs.command(straight, *flags, dropout=False))
     ).check()
     for name in TENSOR_FILES:
-        found, expected = (steps_folder(folder) / "3" / name for folder in (output, straight))
-        assert tensor_bytes(found) == tensor_bytes(expected), name
+        resumed, expected = (steps_folder(folder) / "3" / name for folder in (output, straight))
+        assert tensor_bytes(resumed) == tensor_bytes(expected), name
 
 
 def pretrain_in_own_folder(folders: list[Path], argv: list[str]) -> int:

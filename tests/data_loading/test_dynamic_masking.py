@@ -87,10 +87,10 @@ def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards,
         changed = np.flatnonzero(stream["input_ids"] != text)
         assert np.isin(changed, positions).all()
         sample = np.searchsorted(stream["cu_seqlens"], positions, side="right") - 1
-        found = np.bincount(sample, minlength=len(dataset))
+        per_sample = np.bincount(sample, minlength=len(dataset))
         text_tokens = lengths - 2 - dataset.has_next_sentence
         assert (
-            found.tolist()
+            per_sample.tolist()
             == np.minimum(np.clip(np.rint(probability * lengths), 1, 30), text_tokens).tolist()
         )
         now = stream["input_ids"][positions]
@@ -170,7 +170,7 @@ def global_batches(
 
 
 def sequences(micro_batches) -> list[tuple]:
-    found = []
+    parts = []
     for batch in micro_batches:
         labels = np.full(len(batch["input_ids"]), -1)
         labels[batch["mlm_positions"]] = batch["mlm_labels"]
@@ -178,8 +178,8 @@ def sequences(micro_batches) -> list[tuple]:
         for ids, label in zip(
             np.split(batch["input_ids"].numpy(), bounds), np.split(labels, bounds), strict=True
         ):
-            found.append((*ids.tolist(), *label.tolist()))
-    return found
+            parts.append((*ids.tolist(), *label.tolist()))
+    return parts
 
 
 def test_masks_follow_the_order_at_any_number_of_ranks_and_workers_and_after_resuming(shards):

@@ -69,9 +69,9 @@ def test_ids_above_65535_come_back_from_shards_and_the_special_ones_are_of_the_t
         assert file["input_ids"].dtype == np.uint32
     dataset = PretrainingDataset(shard.parent, VOCAB_SIZE)
     rows = dataset.rows(np.arange(len(dataset)))
-    found = rows["input_ids"][rows["input_mask"] > 0]
-    assert set(found.tolist()) == {*ids.ravel(), 1, 2}
-    assert set(found[:1]) == {2} and (tokenizer.cls_token_id, tokenizer.sep_token_id) == (2, 1)
+    stored = rows["input_ids"][rows["input_mask"] > 0]
+    assert set(stored.tolist()) == {*ids.ravel(), 1, 2}
+    assert set(stored[:1]) == {2} and (tokenizer.cls_token_id, tokenizer.sep_token_id) == (2, 1)
 
 
 def test_masks_of_a_shard_whose_ids_fit_16_bits_are_of_the_whole_vocabulary(tokenizer, tmp_path):

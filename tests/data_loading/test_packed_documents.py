@@ -96,9 +96,9 @@ def test_every_token_of_every_document_is_there_once_and_the_rows_are_full(shard
     pieces = []
     for ids, mask in zip(rows["input_ids"], rows["input_mask"], strict=True):
         assert not ids[mask == 0].any() and (np.diff(mask[mask > 0]) >= 0).all()
-        found = documents_of(ids, mask)
-        assert len(found) <= max_documents(LENGTH)
-        for piece in found:
+        packed = documents_of(ids, mask)
+        assert len(packed) <= max_documents(LENGTH)
+        for piece in packed:
             assert piece[0] == CLS and piece[-1] == SEP and len(piece) >= 3
             assert not np.isin(piece[1:-1], [CLS, SEP]).any()
             pieces.append(piece[1:-1])
@@ -182,7 +182,7 @@ def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shard
             StepLoader(dataset, config, 3, 0, rank, world_size, limits=limits)
             for rank in range(world_size)
         ]
-        found = []
+        read = []
         for step in range(2 * len(dataset) // 6):
             parts = [loader.load(step) for loader in loaders]
             assert sum(len(part.lengths) for part in parts) == 6
@@ -193,8 +193,8 @@ def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shard
             ids = [
                 micro["input_ids"][: micro["cu_seqlens"][-1]].tolist() for micro in micro_batches
             ]
-            found.append(Counter(itertools.chain(*ids)))
-        return found
+            read.append(Counter(itertools.chain(*ids)))
+        return read
 
     assert batches(1) == batches(2) == batches(4)
 

@@ -260,8 +260,8 @@ def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_
             "".join(f"{TOKENIZER.tokens[token]} " for token in part) for part in (a, b)
         )
         assert any(second in document for document in documents)
-        found = [document.find(first) for document in documents]
-        places = [place for place in zip(found, documents, strict=True) if place[0] >= 0]
+        starts = [document.find(first) for document in documents]
+        places = [place for place in zip(starts, documents, strict=True) if place[0] >= 0]
         follows = [second in document[place + len(first) :] for place, document in places]
         assert follows and (label == 1 or any(follows))
 

@@ -32,9 +32,9 @@ TSV = "".join(
 
 def read_all(paths: list[str], **options) -> list[str]:
     """The texts of files, read in the spans that tasks get."""
-    found = plan_spans([(path, Path(path).stat().st_size) for path in paths])
-    found = [document for span in found for document in read_documents(span, **options)]
-    return [" ".join(" ".join(document.paragraphs).split()) for document in found]
+    contents = plan_spans([(path, Path(path).stat().st_size) for path in paths])
+    contents = [document for span in contents for document in read_documents(span, **options)]
+    return [" ".join(" ".join(document.paragraphs).split()) for document in contents]
 
 
 EXPECTED = [" ".join(text.split()) for text in TEXTS]
@@ -151,9 +151,9 @@ def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(
     monkeypatch.setattr(documents, "MAX_DOCUMENT", 10_000)
     path = tmp_path / "bookcorpus.txt"
     path.write_text("".join(f"This is sentence {number} of many .\n" for number in range(20_000)))
-    found = list(read_documents(Span(str(path), 0, path.stat().st_size)))
-    assert max(sum(map(len, document.paragraphs)) for document in found) < 11_000
-    words = " ".join(" ".join(document.paragraphs) for document in found).split()
+    divided = list(read_documents(Span(str(path), 0, path.stat().st_size)))
+    assert max(sum(map(len, document.paragraphs)) for document in divided) < 11_000
+    words = " ".join(" ".join(document.paragraphs) for document in divided).split()
     assert words == path.read_text().split()
 
 
@@ -165,8 +165,8 @@ def test_errors_name_the_line_in_the_file_also_in_later_spans(tmp_path, monkeypa
     path.write_bytes(b"".join(lines))
     with pytest.raises(UserError, match=re.escape(f"{path}:151: not valid JSON")):
         read_all([str(path)])
-    found = []
+    contents = []
     planned = plan_spans([(str(path), path.stat().st_size)])
     for span in planned:
-        found += read_documents(span, on_bad=lambda where, why: None)
-    assert len(found) == len(TEXTS) - 1
+        contents += read_documents(span, on_bad=lambda where, why: None)
+    assert len(contents) == len(TEXTS) - 1

@@ -95,9 +95,12 @@ def change(tmp_path: Path, *flags: object) -> Path:
 
 def parameters(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Word embeddings and the decoder's bias, as transformers loads them."""
-    found = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    assert found.get_output_embeddings().weight is found.get_input_embeddings().weight
-    return found.get_input_embeddings().weight.detach(), found.get_output_embeddings().bias.detach()
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    return (
+        loaded.get_input_embeddings().weight.detach(),
+        loaded.get_output_embeddings().bias.detach(),
+    )
 
 
 def has_new_word(line: str, words: list[str], kind: str) -> bool:
@@ -276,8 +279,8 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
         outputs = [each.roberta(ids).last_hidden_state for each in models]
         outputs.append(ours.roberta(ids).last_hidden_state)
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
-    for found in outputs[1:]:
-        torch.testing.assert_close(found, outputs[0])
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0])
     peer = transformers.AutoTokenizer.from_pretrained(result)
     new = load_tokenizer(find_tokenizer(result))
     assert peer(LINES[0], add_special_tokens=False)["input_ids"] == new.encode(LINES[0])

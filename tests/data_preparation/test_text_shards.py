@@ -103,8 +103,8 @@ def test_every_document_lands_whole_in_exactly_one_shard(
         patch.setattr(spans, "SPAN_BYTES", span)
         patch.setattr(text_shards, "BUCKET_BYTES", 3 * span)
         sharded = shard(write_formatted(folder / "text", documents), folder, shard_bytes, fraction)
-    found = documents_in(sharded)
-    assert sorted(found["training"] + found["test"]) == sorted(documents)
+    written = documents_in(sharded)
+    assert sorted(written["training"] + written["test"]) == sorted(documents)
 
 
 def test_a_few_long_documents_are_divided_at_line_ends_and_held_out_in_part(tmp_path):
@@ -187,10 +187,10 @@ def test_no_document_is_alone_in_its_shard(tmp_path, count):
 @pytest.mark.parametrize(("end", "blank"), [("\r\n", ""), ("\n", " \t"), ("\r\n", "  ")])
 def test_blank_lines_may_have_spaces_and_windows_line_ends(tmp_path, end, blank):
     documents = documents_of(4, 169)
-    found = documents_in(
+    written = documents_in(
         shard(write_formatted(tmp_path / "text", documents, end, blank), tmp_path, 10_000, 0.1)
     )
-    assert sorted(found["training"] + found["test"]) == sorted(documents)
+    assert sorted(written["training"] + written["test"]) == sorted(documents)
 
 
 @pytest.mark.parametrize("end", [b" ", b"\n"])
@@ -227,8 +227,8 @@ def test_more_shards_than_files_may_be_open(tmp_path):
 def test_equal_documents_are_kept_once_on_request(tmp_path):
     documents = documents_of(6, 200)
     text = write_formatted(tmp_path / "text", [*documents, *documents[50:], *documents[120:]])
-    found = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, "equal"))
-    assert sorted(found["training"] + found["test"]) == sorted(documents)
+    written = documents_in(shard(text, tmp_path, 20_000, 0.1, 1, "equal"))
+    assert sorted(written["training"] + written["test"]) == sorted(documents)
     counts = read_json(tmp_path / "sharded" / "manifest.json")["counts"]
     assert counts["duplicates_dropped"] == 150 + 80
     assert counts["training_documents"] + counts["test_documents"] == 200

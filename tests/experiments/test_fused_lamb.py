@@ -38,7 +38,7 @@ def test_groups_updates_and_state_are_those_of_lamb(monkeypatch):
                 parameters["dense.weight"].grad = None
             apply_step(optimizer, torch.tensor(8.0), torch.tensor(float(number == 4)))
             optimizer.zero_grad(set_to_none=number % 2 == 0)
-    (expected, lamb), (found, fused) = made
+    (expected, lamb), (ours, fused) = made
     assert type(fused).__name__ == "FusedLAMB" and spec_named("FusedLAMB").saved_as == "Lamb"
     names = {p: name for model, _ in made for name, p in model.named_parameters()}
     groups = [
@@ -47,7 +47,7 @@ def test_groups_updates_and_state_are_those_of_lamb(monkeypatch):
     ]
     assert groups[0] == groups[1]
     weights = dict(expected.named_parameters())
-    for name, p in found.named_parameters():
+    for name, p in ours.named_parameters():
         torch.testing.assert_close(p, weights[name], rtol=1e-5, atol=1e-7)
         state = lamb.state[weights[name]]
         assert fused.state[p].keys() == state.keys()

@@ -210,7 +210,7 @@ def micro_batches(inputs: RunInputs, world_size: int, sequences: int, step: int)
 
 
 def in_phase(update: list, phase: str) -> Counter:
-    return Counter((kind, size, group) for found, kind, size, group in update if found == phase)
+    return Counter((kind, size, group) for name, kind, size, group in update if name == phase)
 
 
 @pytest.mark.parametrize("name", CASES)

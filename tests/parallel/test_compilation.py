@@ -70,10 +70,10 @@ def test_what_compilation_needs_is_named(inputs, tmp_path, monkeypatch, device, 
     monkeypatch.setattr(compilation.shutil, "which", lambda _: None)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda _: "/nowhere")
     monkeypatch.setattr(compilation.ctypes.util, "find_library", lambda _: None)
-    found = compilation.missing_for_compile(device)
-    for text, word in zip(found, ["C++ compiler", "gcc", "Python.h", "libcuda"], strict=False):
+    lacking = compilation.missing_for_compile(device)
+    for text, word in zip(lacking, ["C++ compiler", "gcc", "Python.h", "libcuda"], strict=False):
         assert word in text
-    assert len(found) == missing
+    assert len(lacking) == missing
     config = make_run_config(run_pretraining.parse_arguments(PRETRAINING.split()))
     what, note = choose_what_to_compile(config, 100, device, pays_from=1)
     assert what == "none" and (device == CPU or "needs a C++ compiler" in note)

@@ -232,12 +232,12 @@ def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder
 def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(
     folder, reference, name, tolerance
 ):
-    found = records(folder / name, "loss")
+    logged = records(folder / name, "loss")
     expected = {
-        step: loss for step, loss in records(folder / reference, "loss").items() if step in found
+        step: loss for step, loss in records(folder / reference, "loss").items() if step in logged
     }
     assert max(expected) == STEPS and len(expected) == (STEPS - SAVED if " to " in name else STEPS)
-    assert max_difference(expected, found) < tolerance
+    assert max_difference(expected, logged) < tolerance
     assert all(tensor.dtype == torch.float32 for tensor in weights(folder / name, STEPS).values())
 
 
@@ -258,9 +258,9 @@ def test_a_checkpoint_of_zero_2_is_read_exactly_elsewhere(folder, name):
     )
     for file in ("model.safetensors", "model_optimizer.safetensors"):
         # The header has a digest of the run's progress, which differs with its flags.
-        found, expected = load_file(saved_again / file), load_file(saved / file)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        read, expected = load_file(saved_again / file), load_file(saved / file)
+        assert read.keys() == expected.keys()
+        assert all(torch.equal(read[name], expected[name]) for name in expected)
 
 
 def test_squad_answers_are_those_of_one_process(tmp_path):

@@ -131,15 +131,15 @@ def test_both_phases_give_the_recorded_results_in_one_part_and_in_two(
             train(argv)
     else:
         pretrain_ranks(tmp_path / "logs", *(Command(count, argv) for argv in commands)).check()
-    found = {f"{name}, {phase}": results(one, phase) for phase in phase_flags}
+    measured = {f"{name}, {phase}": results(one, phase) for phase in phase_flags}
     in_parts = {f"{name}, {phase}": results(parts, phase) for phase in phase_flags}
-    assert in_parts == found, "a run in parts differs from the run in one"
+    assert in_parts == measured, "a run in parts differs from the run in one"
     if RECORDS:
-        recorded[0]["runs"] |= found
+        recorded[0]["runs"] |= measured
         return
     for record in recorded:
-        for run, values in found.items():
+        for run, values in measured.items():
             compare(record["runs"][run], values, tolerance)
     if recorded[0]["environment"] != environment():
         pytest.skip("the losses agree; no bits are recorded for this processor and torch")
-    assert found == {run: recorded[0]["runs"][run] for run in found}
+    assert measured == {run: recorded[0]["runs"][run] for run in measured}

@@ -315,9 +315,11 @@ def test_every_scored_row_is_written_and_the_report_lists_confident_mistakes(fil
     assert header == "text,label,prediction,confidence,index,probability n,probability y"
     cells = [*csv.reader(lines)]
     assert [(text, label) for text, label, *_ in cells] == rows
-    assert [(true, found) for _, true, found, *_ in cells if true != found] == [("n", "y")]
-    for _, _, found, confidence, _, *probabilities in cells:
-        assert confidence == probabilities["ny".index(found)] == max(probabilities)
+    assert [(true, predicted) for _, true, predicted, *_ in cells if true != predicted] == [
+        ("n", "y")
+    ]
+    for _, _, predicted, confidence, _, *probabilities in cells:
+        assert confidence == probabilities["ny".index(predicted)] == max(probabilities)
     assert "most_confident_mistakes" not in read_json(folder / "scores.json")
     report.main([str(tmp_path)])
     page = (tmp_path / "report.html").read_text()

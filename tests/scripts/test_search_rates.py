@@ -36,8 +36,8 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
     rows = re.findall(r"^\| ([\d.e-]+) +\| (\d) +\| (.*?) +\| (.*?) +\| (.*?) +\|$", written, re.M)
     scores = {}
     for rate, epochs, mean, seeds, _ in rows:
-        found = tmp_path.glob(f"rate-{rate}-epochs-{epochs}/*/sst-2/seed-*")
-        values = [glue_runs.scores_in(folder)["accuracy"] for folder in sorted(found)]
+        folders = tmp_path.glob(f"rate-{rate}-epochs-{epochs}/*/sst-2/seed-*")
+        values = [glue_runs.scores_in(folder)["accuracy"] for folder in sorted(folders)]
         assert [float(value) for value in seeds.split(", ")] == pytest.approx(values, rel=1e-3)
         found_mean, found_deviation = map(float, mean.split(" ± "))
         assert found_mean == pytest.approx(statistics.mean(values), abs=found_deviation / 10 + 1e-4)

@@ -38,12 +38,12 @@ run_main(lambda: run_pretraining.main(sys.argv[1:]))
 
 
 def descendants(pid: int) -> list[int]:
-    found = [pid]
+    pids = [pid]
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in path.read_text().split():
-                found += descendants(int(child))
-    return found
+                pids += descendants(int(child))
+    return pids
 
 
 class ElasticRun:

@@ -19,10 +19,10 @@ def squad_document(with_impossible: bool) -> dict:
             pairs.append((f"Why do cats sleep, {name}?", None))
         questions = []
         for number, (question, answer) in enumerate(pairs):
-            found = (
+            text = (
                 [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
             )
-            entry = {"id": f"{name}-{number}", "question": question, "answers": found}
+            entry = {"id": f"{name}-{number}", "question": question, "answers": text}
             questions.append(entry | ({"is_impossible": answer is None} if with_impossible else {}))
         paragraphs.append({"context": context, "qas": questions})
     return {

@@ -111,7 +111,7 @@ def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
     stream = dataset.stream(np.array([3, 0, 4, 2, 1]))
     read_nk = torch.from_numpy(stream["scores"].reshape(5, -1).astype(np.float64))
     order = torch.tensor([3, 0, 4, 2, 1])
-    found = task.losses(vectors[order], torch.zeros_like(read_nk), read_nk)
+    ours = task.losses(vectors[order], torch.zeros_like(read_nk), read_nk)
 
     def scaled_cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cosine_similarity(a, b) / 0.1
@@ -119,7 +119,7 @@ def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
     reference = losses.MarginMSELoss(None, similarity_fct=scaled_cosines)
     columns_nE = list(vectors.unbind(dim=1))
     expected = reference.compute_loss_from_embeddings(columns_nE, torch.from_numpy(labels))
-    assert float(found.mean()) == pytest.approx(float(expected), rel=1e-6)
+    assert float(ours.mean()) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_retrieval_scores_are_those_worked_out_by_hand():

@@ -279,8 +279,8 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
         results,
     )
     assert run_embeddings.main(words(files, tmp_path / "b", *again)) == 0
-    (found,) = (tmp_path / "b").rglob("scores.json")
-    assert read_json(found)["ndcg@10"] == pytest.approx(scores["ndcg@10"])
+    (path,) = (tmp_path / "b").rglob("scores.json")
+    assert read_json(path)["ndcg@10"] == pytest.approx(scores["ndcg@10"])
 
     texts = [json.loads(line)["q"] for line in (files / "dev.jsonl").read_text().splitlines()]
     shared = ["--init-checkpoint", str(results), "--device", "cpu", "--text-column", "q"]

@@ -106,5 +106,5 @@ def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_
     words = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]
     words += ["--input", tmp_path / "bare.jsonl", "--output", tmp_path / "found.jsonl"]
     assert inference.main([str(word) for word in words]) == 0
-    found = read_json_lines(tmp_path / "found.jsonl")
-    assert found == rows
+    predicted = read_json_lines(tmp_path / "found.jsonl")
+    assert predicted == rows

@@ -394,10 +394,10 @@ def test_scores_are_their_formulas():
 def test_correlations_are_their_formulas():
     random = np.random.default_rng(1)
     values = random.permutation(40) / 8  # no ties
-    found = values + random.normal(size=40)
-    scores = score(found[:, None].astype(np.float32), values, TASKS["sts-b"])
-    ranks = [np.argsort(np.argsort(array)) for array in (values, found)]
-    pearson, spearman = np.corrcoef(values, found)[0, 1], np.corrcoef(*ranks)[0, 1]
+    outputs = values + random.normal(size=40)
+    scores = score(outputs[:, None].astype(np.float32), values, TASKS["sts-b"])
+    ranks = [np.argsort(np.argsort(array)) for array in (values, outputs)]
+    pearson, spearman = np.corrcoef(values, outputs)[0, 1], np.corrcoef(*ranks)[0, 1]
     assert scores == pytest.approx({"pearson": pearson, "spearman": spearman}, rel=1e-5)
     rounding = 1 + 1e-7 * np.random.default_rng(0).normal(size=(40, 1))
     for predicted in (np.zeros((40, 1), np.float32), rounding.astype(np.float32)):

@@ -246,8 +246,8 @@ def test_a_spreadsheet_opens_predictions_as_it_opened_the_input(
     assert (row["t"], row["n"]) == ("café", "1")
     written = (tmp_path / "out.csv").read_text(encoding="utf-8")
     assert written.startswith(start)
-    (found,) = csv.DictReader(written.removeprefix("\ufeff").splitlines(), delimiter=delimiter)
-    assert (found["t"], found["n"], found["label"]) == ("café", "1", row["label"])
+    (opened,) = csv.DictReader(written.removeprefix("\ufeff").splitlines(), delimiter=delimiter)
+    assert (opened["t"], opened["n"], opened["label"]) == ("café", "1", row["label"])
 
 
 def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):

@@ -288,10 +288,10 @@ def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same
         device="cpu",
         aggregation_strategy="simple",
     )
-    found = [
+    predicted = [
         (entity["entity_group"], entity["word"]) for entity in find("Peter Smith lived in Rome.")
     ]
-    assert found == [("PER", "peter smith"), ("LOC", "rome")]
+    assert predicted == [("PER", "peter smith"), ("LOC", "rome")]
     again = run(
         tmp_path,
         "--do-eval",

@@ -40,13 +40,13 @@ def test_entities_questions_and_pairs_may_be_in_several_files(tmp_path, pattern)
         for text, end, kind in (("Anna left", 4, "PER"), ("北京很大", 2, "LOC"), ("Oslo", 4, "LOC"))
     ]
     path = write(tmp_path, tagged) / pattern
-    found = []
+    counts = []
     for file in (tmp_path / "all.jsonl", path):
         options = TokenClassificationOptions(train_file=file, eval_file=file, predict_file=file)
         task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
         sets = [each.dataset.sentences for each in task.prediction_sets(TOKENIZER)]
-        found.append((task.labels, dataset.sentences, *sets))
-    assert found[0] == found[1] and len(found[0][1]) == 3
+        counts.append((task.labels, dataset.sentences, *sets))
+    assert counts[0] == counts[1] and len(counts[0][1]) == 3
     digest = task.development_digest()
     (path.parent if pattern else path).joinpath("train-1.jsonl").write_text(json.dumps(tagged[0]))
     assert task.development_digest() != digest

@@ -384,7 +384,7 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
     """For each question: {text: best (score, start logit, end logit)} of every span that decoding
     may choose, and the lowest score of [CLS].
     """
-    found = []
+    candidates = []
     for index, question in enumerate(dataset.squad.questions):
         texts = {}
         null = math.inf
@@ -414,8 +414,8 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
                         score = starts[start] + ends[end]
                         if text not in texts or score > texts[text][0]:
                             texts[text] = (score, starts[start], ends[end])
-        found.append((question.id, texts, null))
-    return found
+        candidates.append((question.id, texts, null))
+    return candidates
 
 
 @pytest.mark.parametrize(("n_best_size", "max_answer_length"), [(20, 30), (5, 3), (1, 1), (60, 10)])

@@ -123,15 +123,15 @@ def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_pa
     ]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(corpus, "READ_BLOCK", size)
-    found = corpus.read_corpus(tmp_path / "text.txt", ours(kind))
+    read = corpus.read_corpus(tmp_path / "text.txt", ours(kind))
     documents = [" ".join(lines[:2]), " ".join(lines[3:])]
     expected = [
         i
         for text in documents
         for i in theirs(kind, True)(text, add_special_tokens=False)["input_ids"]
     ]
-    assert found.ids.tolist() == expected
-    assert found.document_starts.tolist() == [0, 2, 4]
+    assert read.ids.tolist() == expected
+    assert read.document_starts.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("kind", ROBERTA_KINDS)
@@ -216,9 +216,9 @@ def test_in_scripts_without_spaces_each_token_is_a_word_to_mask(tmp_path):
 def test_words_of_bytes_are_masked_whole_and_no_character_is_divided(kind, text, words):
     """The vocabulary is English: other characters are two to four tokens."""
     tokenizer = ours(kind)
-    found = words_to_mask(tokenizer, text)
+    masked = words_to_mask(tokenizer, text)
     # Spaces of their own, before a character of bytes, are words without text.
-    assert "|".join(filter(None, found)) == words
+    assert "|".join(filter(None, masked)) == words
     assert len(tokenizer.encode(text)) > 1.5 * len(words.split("|"))
 
 
@@ -308,8 +308,8 @@ def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(
     for name in sorted({"[MASK]", peer.mask_token}):
         flags = ("--init-checkpoint", str(checkpoint), "--device", "cpu")
         assert inference.main([*flags, "--fill-mask", f"The {name} was very dark."]) == 0
-        found = re.search(r"n best\n +\S+ +(.*)", capsys.readouterr().out)[1]
-        assert found == peer.decode([best]).strip()
+        printed = re.search(r"n best\n +\S+ +(.*)", capsys.readouterr().out)[1]
+        assert printed == peer.decode([best]).strip()
 
 
 def test_weights_and_shards_of_another_tokenizer_are_refused(pretrained, inputs, tmp_path):

@@ -201,7 +201,7 @@ def test_each_layer_is_updated_as_by_a_run_with_its_rate(model, optimizer):
     assert set(depths.values()) == {0, 1, 2, 3, 4}
     for depth in range(5):
         expected = updated(0.1 * 0.5 ** (4 - depth))
-        for name in (name for name, found in depths.items() if found == depth):
+        for name in (name for name, number in depths.items() if number == depth):
             torch.testing.assert_close(layered[name], expected[name], msg=name)
 
 

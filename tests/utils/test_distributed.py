@@ -107,14 +107,14 @@ def call_on_main(distributed, folder):
         calls.append(distributed.rank)
         raise UserError("the folder is empty")
 
-    found, errors = [distributed.on_main(find), distributed.on_main(lambda: None)], []
+    returned, errors = [distributed.on_main(find), distributed.on_main(lambda: None)], []
     for _ in range(2):  # after an error the ranks can still talk
         try:
             distributed.on_main(fail)
         except UserError as error:
             errors.append([type(error).__name__, str(error)])
     return {
-        "found": found,
+        "found": returned,
         "calls": calls,
         "errors": errors,
         "sum": distributed.all_reduce_sum([1]),

@@ -159,8 +159,8 @@ def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> d
 
 def main(cases: str, results: str) -> None:
     patch()
-    found = {name: run(*case) for name, case in json.loads(Path(cases).read_text()).items()}
-    Path(results).write_text(json.dumps(found))
+    outcomes = {name: run(*case) for name, case in json.loads(Path(cases).read_text()).items()}
+    Path(results).write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
