@@ -70,14 +70,9 @@ class RobertaEmbeddings(BertEmbeddings):
     def __init__(self, config: RobertaConfig):
         super().__init__(config)
         self.pad_token_id = config.pad_token_id
-        self.last_type = config.type_vocab_size - 1
 
     def forward(self, stream: TokenStream) -> Tensor:
-        position_ids = self.positions(stream)
-        token_type_ids = stream.token_type_ids.clamp(max=self.last_type)
-        return super().forward(
-            stream._replace(position_ids=position_ids, token_type_ids=token_type_ids)
-        )
+        return super().forward(stream._replace(position_ids=self.positions(stream)))
 
     def positions(self, stream: TokenStream) -> Tensor:
         """The row of each token [T] in the table of positions. A padding token that is written in a
