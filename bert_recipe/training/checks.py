@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from os.path import lexists
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,7 +152,7 @@ def check_disk(findings: Findings, run: Run) -> None:
     """Checks that the run's folder is writable and has space for its checkpoints."""
     folder = run.folder.path
     size = CHECKPOINT_BYTES * num_parameters(run.make_model())
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (folder, *folder.absolute().parents) if lexists(path))
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:

@@ -151,18 +151,23 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
     assert "5 wrong" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [("file", "a part of the path is not a folder"), ("nowhere", "no such file or folder")],
+)
 def test_an_output_folder_that_cannot_be_written_to_is_wrong(
-    inputs: RunInputs, tmp_path, monkeypatch
+    inputs: RunInputs, tmp_path, monkeypatch, target, says
 ):
     for slow in ("check_overfitting", "check_updates"):
         monkeypatch.setattr(checks, slow, lambda *_: None)
-    (tmp_path / "out").write_text("a file")
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "out").symlink_to(target)
     result = examine(*inputs.command(tmp_path / "out", "--max-steps", 2))
     assert result.returncode == 2, result.stdout
     assert_says(
         lines_of(result, "wrong"),
         "--output-dir: cannot write to",
-        "a part of the path is not a folder",
+        says,
     )
 
 
