@@ -116,6 +116,17 @@ def test_of_514_positions_a_roberta_with_padding_3_reads_510_tokens_as_transform
     assert relative_error(ours, theirs) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_positions_count_tokens_that_the_mask_leaves_out(kind):
+    model, twin = make_pair(kind, "masked_lm")
+    _, padded, real = make_input(twin.config)
+    real[3:6, 5:8] = False
+    with torch.no_grad():
+        theirs = logits_of(twin(**padded), real)
+        ours = logits_of(model(TokenStream.from_padded(**padded)[0]))
+    assert relative_error(ours, theirs) < 1e-5
+
+
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "distilbert"])
 def test_one_sequence_has_the_same_states_without_gradients(kind, monkeypatch):
     calls, operator = [], torch.nn.functional.scaled_dot_product_attention

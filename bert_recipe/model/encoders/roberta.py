@@ -78,12 +78,13 @@ class RobertaEmbeddings(BertEmbeddings):
         """The row of each token [T] in the table of positions. A padding token that is written in a
         text has a row of its own and is not counted, as in transformers and fairseq.
         """
-        is_counted_T = stream.input_ids != self.pad_token_id
-        count_T = is_counted_T.cumsum(dim=0)  # from the beginning of the stream
-        tokens_T = torch.arange(stream.num_tokens, device=count_T.device)
-        first_T = tokens_T - stream.position_ids  # of each token's sequence
-        before_T = count_T[first_T] - is_counted_T[first_T].long()
-        return self.pad_token_id + (count_T - before_T) * is_counted_T
+        is_padding_T = stream.input_ids == self.pad_token_id
+        before_T = is_padding_T.cumsum(dim=0) - is_padding_T.long()  # in the stream
+        bounds = stream.cu_seqlens
+        tokens_T = torch.arange(stream.num_tokens, device=bounds.device, dtype=bounds.dtype)
+        first_T = bounds[torch.searchsorted(bounds[1:], tokens_T, right=True)]
+        number_T = stream.position_ids + 1 - before_T + before_T[first_T]
+        return self.pad_token_id + number_T * ~is_padding_T
 
 
 class RobertaPreTrainedModel(BertPreTrainedModel):
