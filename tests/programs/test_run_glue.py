@@ -161,15 +161,15 @@ def test_a_model_of_classes_has_no_numbers_to_scale(files, tmp_path, capsys):
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"
-    flags = ("--task-name", "MNLI", "--data-dir", files / "MNLI", "--max-steps", 1)
-    run(files, tmp_path, *flags, "--do-train", "--do-eval", "--do-predict", "--seed", 1)
+    flags = ("--task-name", "MNLI", "--data-dir", files / "MNLI", "--do-train")
+    run(files, tmp_path, *flags, "--do-eval", "--do-predict", "--seed", 1, "--max-steps", 2)
     (folder / "notes.tsv").touch()
     assert scores_in(folder).keys() == {"matched_accuracy", "mismatched_accuracy"}
     for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
         assert set(predictions_in(folder / name)) <= {"entailment", "neutral", "contradiction"}
-    run(files, tmp_path, *flags, "--do-train", "--seed", 2, "--overwrite")
+    run(files, tmp_path, *flags, "--seed", 2, "--max-steps", 1, "--overwrite")
     assert {path.name for path in folder.iterdir()} == {"1", ".lock", "notes.tsv"}
-    assert f"--overwrite: removed the run in {folder} with step 1" in capsys.readouterr().out
+    assert f"--overwrite: removed the run in {folder} with step 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
