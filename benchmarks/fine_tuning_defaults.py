@@ -11,7 +11,8 @@ epochs, no warmup) or `tf-idf` (of words, with scikit-learn's logistic regressio
 embeddings, its cosines). A seed draws the training rows, and is that of the run; the rows to score
 are the same in all runs. Every run goes into the result file as it ends; rerun the command to
 continue.
-SHARED_DATA has the folders glue, squad and books; --entities the files of WNUT 2017.
+SHARED_DATA has the folders glue, squad and books; --entities the files of WNUT 2017; --published a
+checkout of each repository that `benchmarks/common/published_tables.py` names.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ import run_glue
 import run_ner
 import run_squad
 from benchmarks.common.fine_tuning_tables import Row, Table, drawn, make_table, write_rows
+from benchmarks.common.published_tables import published_table
 from benchmarks.common.results import (
     CPU,
     RESULTS,
@@ -431,8 +433,9 @@ def main() -> None:
     several = {"nargs": "+"}
     args = benchmark_parser(
         __doc__,
-        Flag("--data", Path, required, "folder with glue, squad and books"),
+        Flag("--data", Path, None, "folder with glue, squad and books"),
         Flag("--entities", Path, None, "folder of WNUT 2017"),
+        Flag("--published", Path, None, "folder with the repositories of published tables"),
         Flag(
             "--model", str, required, "NAME=FOLDER; may be repeated", options={"action": "append"}
         ),
@@ -460,7 +463,10 @@ def main() -> None:
         key = (*vars(case).values(), args.max_seq_length, args.flags)
         if key in done:
             continue
-        table = make_table(case.table, args.data, args.entities)
+        if args.published is None:
+            table = make_table(case.table, args.data, args.entities)
+        else:
+            table = published_table(case.table, args.published)
         rows, scored = case.of(table, args.scored)
         is_left_out = case.contestant == "tf-idf" and table.program not in VECTOR_PROGRAMS
         if len(rows) < case.num_rows or is_left_out:
