@@ -89,9 +89,17 @@ def tagged(text: str) -> list[str]:
 
 
 def swedish_names(checkouts: Path, part: str) -> list[str]:
-    """The file writes 0 for O."""
-    lines = lines_of(checkouts / f"swedish-ner-corpus/{part}_corpus.txt")
-    return tagged("\n".join("\t".join(line.split()).replace("\t0", "\tO") for line in lines))
+    """The file writes 0 for O, and the kind alone for B and I: words of one kind in a row are one
+    name.
+    """
+    rows, before = [], "0"
+    for line in lines_of(checkouts / f"swedish-ner-corpus/{part}_corpus.txt"):
+        cells = line.split()
+        kind = cells[1] if len(cells) > 1 else "0"  # one word has no tag
+        tag = "O" if kind == "0" else f"{'I' if kind == before else 'B'}-{kind}"
+        rows.append(f"{cells[0]}\t{tag}" if cells else "")
+        before = kind
+    return tagged("\n".join(rows))
 
 
 def german_entities(checkouts: Path, part: str) -> list[str]:
