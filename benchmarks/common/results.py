@@ -42,6 +42,12 @@ def config_file(model: str) -> Path:
     return ROOT / "bert_configs" / f"{name}.json"
 
 
+def shortened(word: str) -> str:
+    """A word of a command, such as /data/squad or --model=/data/bert, without absolute folders."""
+    name, equals, path = word.rpartition("=")
+    return f"{name}{equals}{Path(path).name}" if path.startswith("/") else word
+
+
 def machine_info(device: torch.device) -> dict[str, Any]:
     """Date, commit, command, machine with its load of the last minute, and versions. Absolute paths
     in the command are shortened to their names, since result files are published.
@@ -49,10 +55,7 @@ def machine_info(device: torch.device) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "commit": git_commit(),
-        "command": " ".join(
-            Path(word).name if word.startswith("/") else word
-            for word in [Path(sys.argv[0]).name, *sys.argv[1:]]
-        ),
+        "command": " ".join(shortened(word) for word in [Path(sys.argv[0]).name, *sys.argv[1:]]),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),

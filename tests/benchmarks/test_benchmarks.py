@@ -272,10 +272,10 @@ def test_the_peer_of_the_step_benchmark_can_be_compiled_alone(tmp_path):
 
 
 def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
-    monkeypatch.setattr(
-        "sys.argv", ["/home/me/benchmarks/a.py", "--data-dir", "/home/me/squad", "--epochs", "1"]
-    )
-    assert machine_info(CPU)["command"] == "a.py --data-dir squad --epochs 1"
+    words = ["--data-dir", "/home/me/squad", "--model", "tiny=/home/me/bert", "--epochs=1"]
+    monkeypatch.setattr("sys.argv", ["/home/me/benchmarks/a.py", *words])
+    command = "a.py --data-dir squad --model tiny=bert --epochs=1"
+    assert machine_info(CPU)["command"] == command
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
