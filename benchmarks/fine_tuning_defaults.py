@@ -456,6 +456,8 @@ def main() -> None:
     if args.show:
         print_line(markdown(result))
         return
+    if args.data is None and args.published is None:
+        raise SystemExit("error: there are no tables: give --data or --published")
     models = dict(name.split("=", 1) for name in args.model)
     done = {tuple(run[name] for name in KEYS): run for run in result["runs"]}
     for case in cases_of(args):

@@ -15,6 +15,7 @@ from program_flags import first_parser, load
 from scipy import stats
 
 from benchmarks import speed_picture, speed_rows
+from benchmarks.fine_tuning_defaults import shown_difference
 from benchmarks.speed_picture import TITLES, read_rows
 from bert_recipe.reporting.paired_scores import holm
 
@@ -417,12 +418,15 @@ def are_of(runs: list[dict], contestant: str, cell: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("section", ["Classes, numbers and tags", "Embeddings"])
+PUBLISHED = "Published tables in five languages"
+
+
+@pytest.mark.parametrize("section", ["Classes, numbers and tags", PUBLISHED, "Embeddings"])
 def test_scores_of_the_defaults_are_those_of_their_files(section):
     page = (ROOT / "docs/defaults.md").read_text(encoding="utf-8").split(f"## {section}")[1]
     columns = [name.strip().lower() for name in page[page.index("| model") :].split("|")]
     rows = result_rows("docs/defaults.md", section)
-    assert len(rows) > 5
+    assert len(rows) >= 5
     for row in rows:
         cells = dict(zip(columns, row.split("|"), strict=False))
         num_rows = int(cells["rows, seeds"].split(", ")[0].replace(",", ""))
@@ -435,6 +439,31 @@ def test_scores_of_the_defaults_are_those_of_their_files(section):
             )
             for groups in tables
         ), row
+
+
+def test_differences_on_published_tables_are_those_of_their_file():
+    """And bold where they are below zero by more than their interval."""
+    shown = []
+    for row in result_rows("docs/defaults.md", PUBLISHED):
+        (name,) = re.findall(r"results/([^)]+)\)", row)
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        shown.append((cells[2], cells[5], cells[7]))
+    groups: dict[str, dict[str, list[dict]]] = {}
+    for run in read_result(name)["runs"]:
+        groups.setdefault(run["table"], {}).setdefault(run["contestant"], []).append(run)
+    measured = set()
+    for runs in groups.values():
+        here = runs["default"]
+        texts = [shown_difference(here, runs.get(peer, [])) for peer in ("trainer", "tf-idf")]
+        differences = [in_bold_if_below(text.removesuffix(" (one seed)")) for text in texts]
+        measured.add((f"{here[0]['num_rows']:,}, {len(here)}", *differences))
+    assert set(shown) == measured
+    assert len(shown) == len(groups)
+
+
+def in_bold_if_below(difference: str) -> str:
+    value, _, half = difference.partition(" ± ")
+    return f"**{difference}**" if difference and float(value) < -float(half or 0) else difference
 
 
 def test_rows_of_fine_tuning_md_are_those_of_the_page_of_defaults():
