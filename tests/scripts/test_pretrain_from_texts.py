@@ -123,10 +123,12 @@ def test_the_first_part_of_a_run_decides_how_long_it_is(planned, minutes, update
 
 def test_a_run_goes_on_for_more_minutes(planned):
     planned_updates(planned, [0.1] * 36)
-    assert corrected_updates(planned, 2400, 4) == 6000
+    assert plan_of(planned, minutes=20).returncode == 0
+    assert planned_updates(planned, [0.1] * 36) == [6000, 2400]  # not corrected yet
+    assert corrected_updates(planned, 2400, 8) == 6000
     assert plan_of(planned, minutes=30).stdout.split()[-1] == "6000"
     assert planned_updates(planned, [9.0] * 36) == [6000, 1]
-    assert corrected_updates(planned, 6000, 10) == 18_000
+    assert corrected_updates(planned, 6000, 20) == 9000
 
 
 @pytest.mark.parametrize(
