@@ -52,9 +52,10 @@ def test_logits_of_masked_tokens_only_change_neither_loss_nor_gradients(model):
 
 def test_muon_updates_hidden_matrices_and_adamw_all_others_once(model):
     optimizers = make_optimizers(model, "Muon")
-    assert [type(each) for each in optimizers] == [torch.optim.AdamW, Float32Muon]
+    assert [type(optimizer) for optimizer in optimizers] == [torch.optim.AdamW, Float32Muon]
     updated = [
-        [id(p) for group in each.param_groups for p in group["params"]] for each in optimizers
+        [id(p) for group in optimizer.param_groups for p in group["params"]]
+        for optimizer in optimizers
     ]
     assert sorted([*updated[0], *updated[1]]) == sorted(map(id, model.parameters()))
     names = [re.sub(r"\d+", "N", name) for name in hidden_matrices(model)]

@@ -56,9 +56,11 @@ def published(trained, tmp_path) -> Path:
     patterns = [after for flag, after in itertools.pairwise(words) if flag == "--exclude"]
     shutil.copytree(trained / "results" / "model" / "classification" / "2", tmp_path / "published")
     names = [path.name for path in (tmp_path / "published").iterdir()]
-    left_out = [name for name in names if any(fnmatch(name, each) for each in patterns)]
+    left_out = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
     assert sorted(left_out) == ["model_optimizer.safetensors", "model_progress.json"]
-    assert all(any(fnmatch(f"x{suffix}", each) for each in patterns) for suffix in STATE_SUFFIXES)
+    assert all(
+        any(fnmatch(f"x{suffix}", pattern) for pattern in patterns) for suffix in STATE_SUFFIXES
+    )
     for name in left_out:
         (tmp_path / "published" / name).unlink()
     return tmp_path / "published"

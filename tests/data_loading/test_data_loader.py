@@ -175,7 +175,9 @@ def test_rank_without_sequences_fills_its_step_with_filler():
     assert len(filled) == 2 and len(loader.load(0).filled_to(1)) == 1
     assert filled[0].keys() == loader.load(0).micro_batches[0].keys()
     assert filled[0]["mlm_labels"].tolist() == filled[0]["nsp_labels"].tolist() == [-100]
-    assert [each["num_sequences"] for each in (loader.load(0).micro_batches[0], filled[0])] == [
+    assert [
+        micro_batch["num_sequences"] for micro_batch in (loader.load(0).micro_batches[0], filled[0])
+    ] == [
         1,
         0,
     ]

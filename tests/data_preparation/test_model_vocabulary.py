@@ -149,7 +149,7 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
     card = HubCard.load(made / "README.md")
     assert card.data.base_model == kind and card.data.pipeline_tag == "fill-mask"
     assert f"# {kind}-out" in card.text and "| words added | 20 |" in card.text
-    before, after = (len(lines_of(each, "\n".join(LINES))) for each in (old, new))
+    before, after = (len(lines_of(tokenizer, "\n".join(LINES))) for tokenizer in (old, new))
     out = capsys.readouterr().out
     assert (
         f"{before:,} tokens of the text before" in out
@@ -272,11 +272,11 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
         transformers.AutoModelForMaskedLM.from_pretrained(path).eval() for path in (source, result)
     ]
     with torch.no_grad():
-        for each in models:
-            each.get_input_embeddings().weight[10:15] = torch.arange(160.0).view(5, 32) / 99
+        for loaded in models:
+            loaded.get_input_embeddings().weight[10:15] = torch.arange(160.0).view(5, 32) / 99
         ours.word_embeddings.weight[10:15] = torch.arange(160.0).view(5, 32) / 99
         ids = torch.arange(10, 15)[None]
-        outputs = [each.roberta(ids).last_hidden_state for each in models]
+        outputs = [loaded.roberta(ids).last_hidden_state for loaded in models]
         outputs.append(ours.roberta(ids).last_hidden_state)
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
     for output in outputs[1:]:
@@ -307,7 +307,8 @@ def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
     )
     assert after.max_seq_length == before.max_seq_length == 40
     np.testing.assert_allclose(
-        *(each.encode(["the cat"], prompt_name="query") for each in (before, after)), atol=1e-6
+        *(encoder.encode(["the cat"], prompt_name="query") for encoder in (before, after)),
+        atol=1e-6,
     )
 
 

@@ -57,6 +57,6 @@ def test_each_kernel_counts_once_in_the_time_of_the_gpu():
     host.append_kernel("gemm", 0, 3000)
     ranges = {"is_user_annotation": True, **on_gpu}
     events = [host, event(2, "gemm", 3000, **on_gpu), event(3, "backward", 3100, **ranges)]
-    averages = [FunctionEventAvg().add(each) for each in events]
+    averages = [FunctionEventAvg().add(event) for event in events]
     assert sum(average.self_device_time_total for average in averages) == 9100
     assert gpu_seconds(averages) == 0.003

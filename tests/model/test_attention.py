@@ -164,7 +164,8 @@ def probabilities_after_dropout(attention, qkv, lengths) -> list[torch.Tensor]:
         parts.append(attention(torch.stack([qkv[:, 0], qkv[:, 1], values], dim=1), DROPOUT))
     sequences = torch.cat(parts, dim=-1).detach().double().split(lengths)
     return [
-        each[:, :, :length].transpose(0, 1) for each, length in zip(sequences, lengths, strict=True)
+        sequence[:, :, :length].transpose(0, 1)
+        for sequence, length in zip(sequences, lengths, strict=True)
     ]
 
 
@@ -498,10 +499,10 @@ def test_the_estimate_has_the_masks_that_layers_share(dtype):
     lengths = [128, 128]
     stream = TokenStream.from_padded(torch.zeros(len(lengths), 128, dtype=torch.int64))[0]
     prepared = {*model.prepare_attentions(stream, torch.zeros(256, 16, dtype=dtype))}
-    masks = sum(each.attention.bias.untyped_storage().nbytes() for each in prepared)
+    masks = sum(layout.attention.bias.untyped_storage().nbytes() for layout in prepared)
     sizes = PassSizes(256, 2, 0, 128, dtype.itemsize, 4, 1, "padded", False, "cuda")
     without = dataclasses.replace(sizes, attention="flash")
-    embeddings = [activation_memory(model, each).embeddings for each in (sizes, without)]
+    embeddings = [activation_memory(model, setting).embeddings for setting in (sizes, without)]
     assert embeddings[0] - embeddings[1] == masks
 
 

@@ -81,7 +81,9 @@ def test_any_layout_of_the_operands_gives_the_same(onednn, form):
     elif form == "transposed":
         hidden, weight = hidden.T.contiguous().T, weight.T.contiguous().T
     elif form == "columns of larger tensors":
-        hidden, weight = (torch.cat([each, each], dim=1)[:, :256] for each in (hidden, weight))
+        hidden, weight = (
+            torch.cat([matrix, matrix], dim=1)[:, :256] for matrix in (hidden, weight)
+        )
     else:
         bias = None
     assert takes_onednn(hidden, weight)

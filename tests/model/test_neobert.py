@@ -71,12 +71,12 @@ def encode(weights: dict[str, Tensor], ids_S: Tensor, num_layers: int, num_heads
 
 def expected_output(head: str, weights: dict[str, Tensor], states: list[Tensor]) -> Tensor:
     """What the head makes of the states of each sequence."""
-    first_NE = torch.stack([each[0] for each in states])
+    first_NE = torch.stack([sequence[0] for sequence in states])
     all_TE = torch.cat(states)
     if head == "masked_lm":
         return all_TE @ weights["decoder.weight"].T + weights["decoder.bias"]
     if head == "sentence_embedding":
-        return torch.stack([each.mean(0) for each in states])
+        return torch.stack([sequence.mean(0) for sequence in states])
     if head == "sequence_classification":
         dense = (first_NE @ weights["dense.weight"].T + weights["dense.bias"]).tanh()
         return dense @ weights["classifier.weight"].T + weights["classifier.bias"]

@@ -302,7 +302,7 @@ def test_inference_predicts_the_labels_that_were_scored(files, tmp_path):
     command = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]
     inference.main([*map(str, command), "--input", str(path), "--output", str(output)])
     labels = [json.loads(line)["labels"] for line in output.read_text().splitlines()]
-    assert ["|".join(each) for each in labels] == [row["prediction"] for row in scored]
+    assert ["|".join(names) for names in labels] == [row["prediction"] for row in scored]
 
 
 def test_every_scored_row_is_written_and_the_report_lists_confident_mistakes(files, tmp_path):

@@ -247,7 +247,7 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
         assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
     logged = reported(tmp_path / "report.json")
     card = HubCard.load(steps_folder(tmp_path) / "9" / "README.md")
-    shown = {each.metric_type: each.metric_value for each in card.data.eval_results}
+    shown = {result.metric_type: result.metric_value for result in card.data.eval_results}
     expected = {name: evaluated[9][f"eval_{name}"] for name in shown}
     assert "mlm_loss" in shown and shown == pytest.approx(expected, abs=1e-6)
     assert f"| training loss | {logged[9]['loss']:.4g} |" in card.text

@@ -89,7 +89,7 @@ def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
     vectors = torch.from_numpy(random.normal(size=(5, 2 + count, 8)))
     scores = random.normal(size=(5, 1 + count)).round(2)
     labels = scores if count > 1 else scores[:, 0] - scores[:, 1]
-    negatives = [f"n{each}" for each in range(count)]
+    negatives = [f"n{number}" for number in range(count)]
     columns = ["s", "s0", "s1", "s2"]
     columns = columns if count > 1 else ["s"]
     rows = []

@@ -201,7 +201,9 @@ def loss_and_gradients(
         bound = task.for_batch(
             micro_batches, model, Runtime(torch.device("cpu"), distributed=distributed), seed=0
         )
-        total = sum(task.loss(bound.sums(model, each), counts) for each in micro_batches)
+        total = sum(
+            task.loss(bound.sums(model, micro_batch), counts) for micro_batch in micro_batches
+        )
         total.backward()
     torch.manual_seed(1)
     products = [(p.grad * torch.rand_like(p)).sum().item() for p in model.parameters()]

@@ -309,7 +309,7 @@ def test_masked_words_of_a_file_are_those_of_transformers(folder, tmp_path, caps
         expected = fill(text)
         expected = expected if isinstance(expected[0], list) else [expected]
         assert [list(words) for words in row["words"]] == [
-            [e["token_str"] for e in each] for each in expected
+            [e["token_str"] for e in candidates] for candidates in expected
         ]
         for words, each in zip(row["words"], expected, strict=True):
             assert list(words.values()) == pytest.approx(

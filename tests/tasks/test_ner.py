@@ -125,12 +125,12 @@ def test_each_scored_word_is_written_and_sentences_with_mistakes_are_told(tmp_pa
     sentences = [(["Anna", "Smith", "left"], ["B-PER", "I-PER", "O"]), (["Oslo"], ["B-LOC"])]
     path = write_conll(tmp_path / "dev.conll", sentences)
     task = TokenClassificationTask(TokenClassificationOptions(eval_file=path), 32, LABELS)
-    (each,) = task.prediction_sets(TOKENIZER)
-    logits = np.zeros((len(each.dataset.input_ids), len(LABELS)), np.float32)
+    (scored_set,) = task.prediction_sets(TOKENIZER)
+    logits = np.zeros((len(scored_set.dataset.input_ids), len(LABELS)), np.float32)
     predicted = ["B-PER", "O", "O", "B-LOC"]
     places = [LABELS.index(tag) for tag in predicted]
-    logits[each.dataset.first_tokens, places] = np.log(9)  # 9 of 12
-    scores = each.finish(logits, tmp_path)
+    logits[scored_set.dataset.first_tokens, places] = np.log(9)  # 9 of 12
+    scores = scored_set.finish(logits, tmp_path)
     text = (tmp_path / "eval_predictions.tsv").read_text()
     assert re.sub(r"0\.75\d+", "0.75", text).splitlines()[2:] == [
         "Anna\tB-PER\tB-PER\t0.75",

@@ -23,7 +23,7 @@ def test_all_schemes_become_iob2(tmp_path):
     assert [sentence.tags for sentence in read_sentences(path, True)] == [["B-P", "I-P", "B-L"]] * 3
     path.write_text("a B-P\nb\n\ne O\nf\n\ng B-P\n")
     reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
-    assert [each.words for each in read_sentences(path, True, reading)] == [["g"]]
+    assert [sentence.words for sentence in read_sentences(path, True, reading)] == [["g"]]
 
 
 def test_a_bad_byte_leaves_the_numbers_of_other_sentences(tmp_path):
@@ -34,7 +34,7 @@ def test_a_bad_byte_leaves_the_numbers_of_other_sentences(tmp_path):
     path.write_bytes(block.encode("cp1252") + (2 * block).encode())
     reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
     sentences = read_sentences(path, True, reading, SentenceColumns(tags="4"))
-    assert [(each.words, each.tags) for each in sentences] == [
+    assert [(sentence.words, sentence.tags) for sentence in sentences] == [
         (["A", "é", "runs"], ["D", "N", "V"])
     ] * 2
 
@@ -76,16 +76,16 @@ def test_columns_with_comments_and_numbers_are_read(tmp_path):
     """As in CoNLL-U and GermEval. A numeral alone, or one of several words, is a word."""
     path = tmp_path / "a.conll"
     path.write_text("# text = Anna\n1\tAnna\tX\tB-PER\n2\tleft\tX\tO\n\n#\tx\n1\t1\tX\tO\n")
-    assert [each.words for each in read_sentences(path, True)] == [["Anna", "left"], ["1"]]
+    assert [sentence.words for sentence in read_sentences(path, True)] == [["Anna", "left"], ["1"]]
     path.write_text("1 X O\n3 X O\n\n1 X O\n1 X B-N\n\n# X O\n")
     words = [["1", "3"], ["1", "1"], ["#"]]
-    assert [each.words for each in read_sentences(path, True)] == words
+    assert [sentence.words for sentence in read_sentences(path, True)] == words
     path.write_text("1 X O\n2 X O\n\n1 X O\n1 X B-N\n")
     with pytest.raises(UserError, match="counts the words at line 1, and does not at line 4"):
         read_sentences(path, True)
     for number, words in ("1", [["1", "2"], ["1", "1"]]), ("2", [["X", "X"]] * 2):
         sentences = read_sentences(path, True, chosen=SentenceColumns(number))
-        assert [each.words for each in sentences] == words
+        assert [sentence.words for sentence in sentences] == words
 
 
 # GermEval 2014: number, word, tag, tag of the entity inside.
@@ -211,7 +211,7 @@ def test_what_one_file_does_not_show_is_read_as_in_the_files_beside_it(tmp_path)
     task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
     assert task.labels == ("O", "B-PER") and dataset.sentences[0].words == ["Anna", "ging", "heim"]
     (development,) = task.prediction_sets(TOKENIZER)
-    rows = [(list(each.words), each.tags) for each in development.dataset.sentences]
+    rows = [(list(sentence.words), sentence.tags) for sentence in development.dataset.sentences]
     assert rows == [(["Anna", "Eva"], ["B-PER", "B-LOC"])]
 
 

@@ -135,8 +135,8 @@ def test_a_reranker_is_a_cross_encoder_with_one_output(folder):
     peer = CrossEncoder(str(results / "4"), device="cpu")
     texts = [row[name] for row in rows for name in "pnm"]
     ranked = peer.rank(rows[0]["q"], texts)
-    assert [each["score"] for each in ranked] == sorted(
-        (each["score"] for each in ranked), reverse=True
+    assert [result["score"] for result in ranked] == sorted(
+        (result["score"] for result in ranked), reverse=True
     )
 
     queries = [row["q"] for row in rows for _ in "pnm"]

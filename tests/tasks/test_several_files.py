@@ -44,7 +44,7 @@ def test_entities_questions_and_pairs_may_be_in_several_files(tmp_path, pattern)
     for file in (tmp_path / "all.jsonl", path):
         options = TokenClassificationOptions(train_file=file, eval_file=file, predict_file=file)
         task, dataset = TokenClassificationTask.learning(options, TOKENIZER)
-        sets = [each.dataset.sentences for each in task.prediction_sets(TOKENIZER)]
+        sets = [scored_set.dataset.sentences for scored_set in task.prediction_sets(TOKENIZER)]
         counts.append((task.labels, dataset.sentences, *sets))
     assert counts[0] == counts[1] and len(counts[0][1]) == 3
     digest = task.development_digest()

@@ -505,7 +505,7 @@ def test_files_of_annotation_tools_are_read_and_all_wrong_offsets_named(tmp_path
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     squad = read_squad(path)
-    assert [each.id for each in squad.questions] == ["7", "b", "9", "c", "d"]
+    assert [question.id for question in squad.questions] == ["7", "b", "9", "c", "d"]
     tokenizer = BertTokenizer(BERT_VOCAB_FILE)
     options = {"version_2_with_negative": True, "output_dir": tmp_path}
     with pytest.raises(UserError, match=r"2 bad rows: question b: its answer .*at question c"):

@@ -116,10 +116,10 @@ def test_a_run_keeps_the_accents_of_its_shards_whatever_lies_beside_the_vocabula
     folder, command = pretrain(inputs, tmp_path, tmp_path / "vocab.txt", TINY, *flags)
     settings.unlink()
     train([*command, "--output-dir", str(tmp_path / "again")])
-    for each in (folder, steps_folder(tmp_path / "again") / "2"):
-        stored = read_json(each / "tokenizer_config.json")
+    for path in (folder, steps_folder(tmp_path / "again") / "2"):
+        stored = read_json(path / "tokenizer_config.json")
         assert KEPT.items() <= stored.items()
-        assert load_tokenizer(find_tokenizer(each)).tokenize("Zürich") == ["[UNK]"]
+        assert load_tokenizer(find_tokenizer(path)).tokenize("Zürich") == ["[UNK]"]
     ask = ["--init-checkpoint", str(folder), "--device", "cpu", "--fill-mask", "a [MASK]"]
     with pytest.raises(UserError, match=r"is lower-cased with accents, and .* is lower-cased: use"):
         inference.main([*ask, "--vocab-file", str(tmp_path / "vocab.txt")])
