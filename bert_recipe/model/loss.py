@@ -48,7 +48,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             torch.empty_like(grad_scale_M1) for _ in range(4)
         )
         for rows in row_blocks(logits_MV):
-            logits_RV = logits_MV[rows] + bias_V
+            logits_RV = logits_MV[rows].float().add_(bias_V)  # in place: float32 logits, too
             probs_RV = logits_RV.softmax(dim=1)
             torch.amax(logits_RV, dim=1, keepdim=True, out=max_logit_M1[rows])
             torch.amax(probs_RV, dim=1, keepdim=True, out=max_prob_M1[rows])

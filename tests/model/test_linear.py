@@ -1,4 +1,4 @@
-"""Float32 linear layers by oneDNN: the values and gradients of torch's, where a rule says so."""
+"""Linear layers by oneDNN: the values and gradients of torch's, where a rule says so."""
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from bert_recipe.model.kernels.linear import (
     float32_library,
     float32_linear,
     linear,
+    onednn_is_faster,
+    takes_bfloat16,
     takes_onednn,
     weight_gradient,
 )
@@ -92,6 +94,35 @@ def test_any_layout_of_the_operands_gives_the_same(onednn, form):
     computed, expected = gradients(linear, inputs, grad), gradients(F.linear, inputs, grad)
     for value, usual in zip(computed, expected, strict=True):
         torch.testing.assert_close(value, usual, rtol=1e-4, atol=1e-4)
+
+
+BFLOAT16_FORMS = ["autocast", "bfloat16", "sequences", "no bias", "an expanded gradient"]
+
+
+@pytest.mark.parametrize("form", BFLOAT16_FORMS)
+@pytest.mark.parametrize("shape", [(300, 96, 1024), (130, 1024, 384), (2049, 256, 768)])
+def test_bfloat16_has_the_bits_of_torch(shape, form):
+    if not onednn_is_faster():
+        pytest.skip("here, bfloat16 is torch's")
+    *inputs, grad = tensors(*shape)
+    if form == "bfloat16":
+        inputs = [tensor.bfloat16() for tensor in inputs]
+    elif form == "sequences":
+        inputs[0], grad = (tensor.unflatten(0, (-1, 1)) for tensor in (inputs[0], grad))
+    elif form == "no bias":
+        inputs.pop()
+    elif form == "an expanded gradient":
+        grad = grad[:1, :1].expand(grad.shape)
+
+    def computed_by(function) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert takes_bfloat16(*inputs[:2])
+        cast = torch.autocast("cpu", torch.bfloat16, enabled=form != "bfloat16")
+        return gradients(cast(function), inputs, grad.bfloat16())
+
+    for computed, usual in zip(computed_by(linear), computed_by(F.linear), strict=True):
+        assert computed.dtype == usual.dtype and computed.is_contiguous()
+        assert torch.equal(computed, usual)
 
 
 def test_only_what_needs_a_gradient_gets_one(onednn):

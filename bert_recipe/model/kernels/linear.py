@@ -1,7 +1,8 @@
-"""Linear layers in float32 on a CPU: by oneDNN where MKL, which torch calls, is slow.
+"""Linear layers on a CPU: in float32 by oneDNN where MKL, which torch calls, is slow.
 
 MKL has AVX-512 code for Intel's processors only; on others it runs AVX2 code, at half of the
-processor's rate. oneDNN, which is part of torch, has AVX-512 code for all of them.
+processor's rate. oneDNN, which is part of torch, has AVX-512 code for all of them. In bfloat16,
+torch calls it, too, but writes the bias to the output first, in a pass of its own.
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -33,6 +34,8 @@ MIN_ROWS_OF_COPY = 512
 # is faster. Measured on an AMD EPYC.
 BLOCK_ROWS = 1024
 NARROW_WIDTH = 384
+# In bfloat16, that of a narrow input is faster as the transpose of its transpose, if it is small.
+MAX_TRANSPOSED = 4096  # outputs
 
 
 @functools.cache
@@ -93,29 +96,53 @@ def takes_onednn(rows: Tensor, matrix: Tensor) -> bool:
     return (
         uses_onednn()
         and rows.dtype == matrix.dtype == torch.float32
-        and rows.is_cpu
+        and not torch.is_autocast_enabled("cpu")
+        and is_large(rows, matrix)
+    )
+
+
+def takes_bfloat16(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether the product is one of bfloat16, also by autocast, that is faster in this module's
+    form than in torch's; where that was measured. The values are the same to the bit.
+    """
+    dtypes = {rows.dtype, matrix.dtype}
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
+        dtypes.discard(torch.float32)
+    return dtypes <= {torch.bfloat16} and onednn_is_faster() and is_large(rows, matrix)
+
+
+def is_large(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether the product of these tensors of a CPU is worth the time to prepare it."""
+    return (
+        rows.is_cpu
         and matrix.is_cpu
         and rows.numel() * len(matrix) >= MIN_PRODUCT
         and rows.numel() >= MIN_ROWS * rows.shape[-1]
         # Not those of torchao, DTensor and the like, which have products of their own.
         and {type(rows), type(matrix)} <= {Tensor, nn.Parameter}
         and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
     )
 
 
 def linear(hidden: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """`F.linear`, in float32 by oneDNN where that is faster."""
+    """`F.linear`, by oneDNN where that is faster."""
     if takes_onednn(hidden, weight_OI):
         return OneDnnLinear.apply(hidden.contiguous(), dense(weight_OI, hidden), bias_O)
+    if takes_bfloat16(hidden, weight_OI):
+        hidden, weight_OI = hidden.to(torch.bfloat16), weight_OI.to(torch.bfloat16)
+        bias_O = None if bias_O is None else bias_O.to(torch.bfloat16)
+        return OneDnnLinear.apply(hidden.contiguous(), weight_OI, bias_O)
     return F.linear(hidden, weight_OI, bias_O)
 
 
 def weight_gradient(grad_TO: Tensor, hidden_TI: Tensor) -> Tensor:
     """`grad_TO.T @ hidden_TI`, the gradient of a weight [O, I]."""
-    if not takes_onednn(hidden_TI, grad_TO.T):
-        return grad_TO.T @ hidden_TI
     is_wide = grad_TO.shape[1] > hidden_TI.shape[1]
+    if not takes_onednn(hidden_TI, grad_TO.T):
+        is_narrow = hidden_TI.shape[1] < NARROW_WIDTH and grad_TO.shape[1] < MAX_TRANSPOSED
+        if is_wide and is_narrow and takes_bfloat16(hidden_TI, grad_TO.T):
+            return (hidden_TI.T @ grad_TO).T.contiguous()
+        return grad_TO.T @ hidden_TI
     narrow, wide = (hidden_TI, grad_TO) if is_wide else (grad_TO, hidden_TI)
     if narrow.shape[1] < NARROW_WIDTH and wide.numel() >= LARGE_OPERAND:
         total = product(narrow.T.contiguous(), wide.contiguous().T)
