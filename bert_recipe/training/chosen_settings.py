@@ -62,20 +62,20 @@ def count_steps(steps: int, epochs: float | None, global_batch_size: int, num_sa
     return steps
 
 
-def loader_of(settings: RunConfig, global_batch_size: int) -> LoaderConfig:
+def loader_of(loader: LoaderConfig, global_batch_size: int, world_size: int) -> LoaderConfig:
     """The batches of a global batch that the rule or the record gives, divided among the
     processes.
     """
-    loader = settings.loader
-    batch_size = divided_batch(global_batch_size, loader.gradient_merge_steps, settings.world_size)
+    batch_size = divided_batch(global_batch_size, loader.gradient_merge_steps, world_size)
     batch_size = min(batch_size, LARGEST_BATCH)
     return replace(loader, batch_size=batch_size, global_batch_size=global_batch_size)
 
 
-def given_settings(settings: RunConfig) -> ChosenSettings:
-    """Those of the flags alone."""
+def given_settings(settings: RunConfig, max_seq_length: int) -> ChosenSettings:
+    """Those of the flags alone. max_seq_length: of the task."""
     trainer = settings.trainer
-    return ChosenSettings(settings.loader, settings.schedule, trainer.max_steps, trainer.epochs)
+    loader = replace(settings.loader, max_seq_length=max_seq_length)
+    return ChosenSettings(loader, settings.schedule, trainer.max_steps, trainer.epochs)
 
 
 def choose_settings(
@@ -86,9 +86,7 @@ def choose_settings(
     data: of the first run.
     starts: of each run.
     """
-    loader = replace(settings.loader, max_seq_length=data.task.max_seq_length)
-    settings = replace(settings, loader=loader)
-    given = given_settings(settings)
+    given = given_settings(settings, data.task.max_seq_length)
     if data.task.defaults_kind is None:
         return given
     chosen = settings.chosen_by_rule
@@ -110,7 +108,7 @@ def choose_settings(
         warmup = recorded.get(WARMUP, rule.warmup_proportion)
     if "global_batch_size" in chosen:
         least = max(rule.batch_size, settings.world_size, task.options.min_batch)
-        loader = loader_of(settings, recorded.get(GLOBAL_BATCH, least))
+        loader = loader_of(given.loader, recorded.get(GLOBAL_BATCH, least), settings.world_size)
         task.options.check_batch(loader.global_batch_size, settings.world_size)
     limits_epochs = True
     if "epochs" in chosen:

@@ -107,7 +107,7 @@ def make_trainer(
     """
     choice = ModelChoice(CUSTOM, model.config, cast(Tokenizer, tokenizer))
     data = TaskData(task, choice, dataset, max_length=task.max_seq_length)
-    values = given_settings(settings).values(len(dataset))
+    values = given_settings(settings, task.max_seq_length).values(len(dataset))
     folder = folders_of(settings, data, [""], runtime)[""]
     start = decide_start(NamedStart(), folder, settings)
     run = make_run(settings, {}, folder, start, data, values, runtime)

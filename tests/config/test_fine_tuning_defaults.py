@@ -103,7 +103,7 @@ def test_an_update_takes_no_row_twice(rows):
 )
 def test_the_batch_is_that_of_all_processes_and_micro_batches(flags, processes, micro_batch):
     args = run_glue.parse_arguments([*DATA_FLAGS, *COLUMNS, *flags])
-    loader = loader_of(make_run_config(args, processes), 16)
+    loader = loader_of(make_run_config(args, processes).loader, 16, processes)
     assert (loader.batch_size, loader.global_batch_size) == (micro_batch, 16)
 
 
