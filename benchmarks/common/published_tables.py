@@ -43,7 +43,10 @@ def german_offence(checkouts: Path, part: str) -> list[Row]:
 
 
 def spanish_emotions(checkouts: Path, part: str) -> list[Row]:
-    path = checkouts / f"EmoEvent/splits/es/{part}.tsv"
+    """Scored on dev.tsv: the emotions of test.tsv do not belong to its texts (tweets on the fire of
+    Notre-Dame are sad in 54% and 59% of the other files, and in 12% there).
+    """
+    path = checkouts / f"EmoEvent/splits/es/{'dev' if part == 'test' else part}.tsv"
     return tab_separated(path, {"text": "tweet", "label": "emotion"})
 
 
