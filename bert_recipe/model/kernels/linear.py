@@ -105,22 +105,24 @@ def takes_bfloat16(rows: Tensor, matrix: Tensor) -> bool:
     """Whether the product is one of bfloat16, also by autocast, that is faster in this module's
     form than in torch's; where that was measured. The values are the same to the bit.
     """
+    if not is_large(rows, matrix):  # first: torch.compile cannot trace what asks for the machine
+        return False
     dtypes = {rows.dtype, matrix.dtype}
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
         dtypes.discard(torch.float32)
-    return dtypes <= {torch.bfloat16} and onednn_is_faster() and is_large(rows, matrix)
+    return dtypes <= {torch.bfloat16} and onednn_is_faster()
 
 
 def is_large(rows: Tensor, matrix: Tensor) -> bool:
     """Whether the product of these tensors of a CPU is worth the time to prepare it."""
     return (
-        rows.is_cpu
+        not torch.compiler.is_compiling()
+        and rows.is_cpu
         and matrix.is_cpu
         and rows.numel() * len(matrix) >= MIN_PRODUCT
         and rows.numel() >= MIN_ROWS * rows.shape[-1]
         # Not those of torchao, DTensor and the like, which have products of their own.
         and {type(rows), type(matrix)} <= {Tensor, nn.Parameter}
-        and not torch.compiler.is_compiling()
     )
 
 
