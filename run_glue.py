@@ -158,11 +158,11 @@ def main(argv: list[str] | None = None) -> int:
     config = make_run_config(args, **changes if args.frozen_encoder else {})
     options = task_options(args)
     from bert_recipe.training.frozen_encoder import fit_and_predict
+    from bert_recipe.training.trial import run_classifier
     from bert_recipe.training.workflow import run_task
 
-    if not args.frozen_encoder:
-        return run_task(config, options, "GLUE")
-    return run_task(config, options, "GLUE", fit_and_predict)
+    train_run = fit_and_predict if args.frozen_encoder else run_classifier
+    return run_task(config, options, "GLUE", train_run)
 
 
 if __name__ == "__main__":

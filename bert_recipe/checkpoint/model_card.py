@@ -58,6 +58,10 @@ TEMPLATE = """\
 {{ cell(card.architecture) }}: {{ card.task[1] }}.
 
 {% endif %}
+{% if card.warning %}
+**Warning**: {{ cell(card.warning) }}.
+
+{% endif %}
 {% if facts %}
 | | |
 |---|---|
@@ -117,6 +121,7 @@ class ModelCard:
     is_fitted: whether its classifier is sentence-transformers' last module.
     needs_code: whether transformers needs code from the hub to read it.
     text_pairs: whether it reads two texts together.
+    warning: what its scores say against it.
     """
 
     name: str
@@ -132,6 +137,7 @@ class ModelCard:
     scored_file: str = "held-out data"
     needs_code: bool = False
     text_pairs: bool = False
+    warning: str = ""
 
     @property
     def task(self) -> tuple[str, str] | None:

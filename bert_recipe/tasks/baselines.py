@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 BASELINES = "baselines"  # the key among the scores
+WARNING = "warning"  # the key of what a score below them says
 MAX_ROWS = 20_000  # of a training file
 MAX_CHARACTERS = 5000  # of a text, so that whole books take seconds, too
 MAX_WORDS = 50_000  # that have a weight
@@ -205,8 +206,8 @@ def chance_line(name: str, value: float, baselines: Baselines, advice: str) -> s
         return None
     return (
         f"warning: {name} {percent(value)} is not above {what} by more than its own "
-        f"error ({percent(error)}): these rows do not show that the model has learnt; try "
-        f"{advice}, and check the labels"
+        f"error ({percent(error)}): do not use this model, since these rows do not show that it "
+        f"has learnt; try {advice}, and check the labels"
     )
 
 

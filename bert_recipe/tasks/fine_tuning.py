@@ -230,6 +230,11 @@ class FineTuningTask(Task, Protocol):
         return "more --epochs, a smaller --train-batch-size or another --learning-rate"
 
     @property
+    def chance_advice(self) -> str:
+        """What to try where the scores are those of the most frequent class."""
+        return self.advice
+
+    @property
     def metric(self) -> str:
         return self.options.metric_for_best_model or self.score_names[0]
 

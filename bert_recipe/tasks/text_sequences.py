@@ -7,9 +7,10 @@ text, or labels of a classifier.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -106,7 +107,26 @@ class SequenceDataset:
 
     def distinct_sequences(self) -> set[bytes]:
         """The tokens of the sequences."""
-        return {tokens.tobytes() for tokens in np.split(self.input_ids, self.token_bounds[1:-1])}
+        return set(self.sequences())
+
+    def sequences(self) -> list[bytes]:
+        """The tokens of each sequence."""
+        parts = np.split(self.input_ids, self.token_bounds[1:-1])
+        return [tokens.tobytes() for tokens in parts]
+
+    def part(self, indices: np.ndarray) -> Self:
+        """The sequences `indices` [N] as a data set."""
+        part = copy(self)
+        tokens = self.rows(indices, "token")
+        part.input_ids, part.token_types = self.input_ids[tokens], self.token_types[tokens]
+        part.lengths, part.second_starts = self.lengths[indices], self.second_starts[indices]
+        part.num_labelled = self.num_labelled[indices]
+        part.token_bounds = np.concatenate([[0], np.cumsum(part.lengths)])
+        part.labels = {
+            name: self.labels[name][self.rows(indices, axis)]
+            for name, axis, *_ in self.stream_labels
+        }
+        return part
 
     def digest(self) -> str:
         """Digest of all sequences and labels, which identifies the training data of a run."""

@@ -21,6 +21,7 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.baselines import WARNING
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.text_sequences import TextDataset
@@ -68,7 +69,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     scores = predict_all(run.settings, fitted, parallel, sets, folder, runtime, model)
     if scores:
         card = card_of(architecture, config, run.record, parts, STEP, only_numbers(scores))
-        write_card(model, card)
+        write_card(model, replace(card, warning=str(scores.get(WARNING, ""))))
     return scores, 0
 
 

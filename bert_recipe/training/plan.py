@@ -28,6 +28,7 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
 from bert_recipe.training.run import Run, TrainingValues
+from bert_recipe.training.shrunk_outputs import SHRINKAGE, recorded_shrinkage
 from bert_recipe.utils.json_files import JsonObject
 
 
@@ -59,6 +60,7 @@ def open_runs(
             starts = {name: decide(named[name], folders[name], settings) for name in members}
             chosen = choose_settings(settings, data, list(starts.values()), runtime)
         values = chosen.values(len(data.dataset))
+        values = replace(values, shrinkage=recorded_shrinkage(settings, starts[name]))
         place = folders[name], starts[name]
         runs[name] = make_run(settings, arguments, *place, data, values, runtime)
     return runs
@@ -174,6 +176,8 @@ def make_record(
             "epochs": values.epochs,
             "batch_size": values.loader.batch_size,
         }
+    if values.shrinkage is not None:
+        hyperparameters[SHRINKAGE] = values.shrinkage
     record = RunRecord({}, hyperparameters, arguments, phase, seed, len(data.dataset))
     if settings.trainer.benchmark:
         return record

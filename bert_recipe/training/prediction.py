@@ -28,6 +28,7 @@ from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import (
     BASELINES,
+    WARNING,
     Baselines,
     chance_line,
     comparison_line,
@@ -225,6 +226,7 @@ def report_baselines(
     if not math.isnan(value):
         text = comparison_line(metric, percent(value), baselines.scores)
     runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
-    if warning := chance_line(metric, value, baselines, task.advice):
+    if warning := chance_line(metric, value, baselines, task.chance_advice):
         print_line(warning)
+        scores[WARNING] = warning.removeprefix("warning: ")
     write_json(folder / SCORES_FILE, stored_scores(scores))

@@ -36,12 +36,14 @@ class TrainingValues:
     schedule: with the peak rate and the warmup.
     max_steps: updates of the run.
     epochs: for the record; None if none are given.
+    shrinkage: see shrunk_outputs; None if the outputs stay as they are.
     """
 
     loader: LoaderConfig
     schedule: ScheduleConfig
     max_steps: int
     epochs: float | None = None
+    shrinkage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Run:
     parallel: the strategies, with what --compile auto means.
     record: what is the same in all of its checkpoints.
     note: what to print before training, or "".
+    is_trial: whether only its weights after training matter.
     """
 
     settings: RunConfig
@@ -66,6 +69,7 @@ class Run:
     parallel: ParallelConfig
     record: RunRecord
     note: str = ""
+    is_trial: bool = False
 
     @property
     def task(self) -> Task:
@@ -78,7 +82,7 @@ class Run:
     @property
     def saves(self) -> bool:
         """Whether it writes to its folder."""
-        return not self.settings.trainer.benchmark
+        return not (self.settings.trainer.benchmark or self.is_trial)
 
     @property
     def eval_steps(self) -> int:
@@ -129,6 +133,8 @@ class Run:
             # Paths do not tell models apart: their content may change.
             weights = identity[WEIGHTS]
             settings["starting_weights"] = weights and weights[:DIGITS]
+        if self.values.shrinkage is not None:
+            settings["shrinkage"] = self.values.shrinkage
         batch_size = self.values.loader.batch_size
         return settings | self.task.logged_settings(self.data, batch_size, self.max_steps)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -24,6 +25,7 @@ from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.benchmark import Benchmark
 from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
@@ -36,6 +38,7 @@ from bert_recipe.training.head_first import (
     head_rate,
 )
 from bert_recipe.training.run import Run
+from bert_recipe.training.shrunk_outputs import ShrunkOutputs, log_shares
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.device import (
     keep_freed_memory,
@@ -226,10 +229,16 @@ def make_callbacks(
     """What happens after updates: checkpoints and evaluations, or the measurements of a
     benchmark.
     """
+    if run.is_trial:
+        return []
     if not run.saves:
         return [Benchmark(run, state, stopwatch, runtime)]
     checkpoints = Checkpoints(run, state, runtime)
     callbacks: list[Callback] = []
+    if run.values.shrinkage is not None:
+        labels = cast(TextDataset, run.data.dataset).labels["labels"]
+        shares = log_shares(labels, len(run.data.choice.config.labels))
+        callbacks.append(ShrunkOutputs(state, run.max_steps, run.values.shrinkage, shares))
     if run.data.held_out is not None or run.data.scored_sets:
         callbacks.append(Evaluations(run, state, checkpoints, runtime))
     callbacks.append(checkpoints)  # which have the evaluation of their step

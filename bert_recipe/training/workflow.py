@@ -24,7 +24,7 @@ from bert_recipe.config.arguments import startup_messages
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.baselines import BASELINES, comparison_line, means_of, percent
+from bert_recipe.tasks.baselines import BASELINES, WARNING, comparison_line, means_of, percent
 from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask, warn_of_unknown
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.tasks.text_sequences import TextSamples
@@ -189,7 +189,8 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
     scores = predict_all(run.settings, task, parallel, sets, folder, runtime, model)
     if scores and run.saves and model is not None:
         architecture = parallel.model.architecture
-        complete_card(model, run, architecture, only_numbers(scores))
+        warning = str(scores.get(WARNING, ""))
+        complete_card(model, run, architecture, only_numbers(scores), warning=warning)
     return scores, 0
 
 
@@ -296,11 +297,12 @@ def complete_card(
     architecture: str,
     scores: dict[str, float],
     training_loss: float | None = None,
+    warning: str = "",
 ) -> None:
     step = int(folder.name) if is_step(folder.name) else None
     config = run.data.choice.config
     card = card_of(architecture, config, run.record, run.parts, step, scores, training_loss)
-    write_card(folder, card)
+    write_card(folder, replace(card, warning=warning))
 
 
 def add_losses_to_cards(trainer: Trainer) -> None:

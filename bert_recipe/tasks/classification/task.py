@@ -122,6 +122,12 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             return super().advice
         return "to train the encoder, without --frozen-encoder, or another encoder"
 
+    @property
+    def chance_advice(self) -> str:
+        if self.frozen is not None:
+            return self.advice
+        return "more labelled rows, if need be thousands, with a larger encoder"
+
     def identity(self) -> dict[str, Any]:
         return {} if self.frozen is None else {"frozen encoder": True}
 

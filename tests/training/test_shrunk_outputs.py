@@ -1,0 +1,127 @@
+"""The outputs of a classifier of few rows are drawn towards the class shares, as a trial says."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import read_json
+from glue_runs import GOOD, WORDS, run, write_csv
+from safetensors.torch import load_file
+from scipy.optimize import minimize_scalar
+
+from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
+
+NO_TRIAL = "--no-shrink-outputs"
+
+
+def table(folder, count: int, is_learnable: bool, share: float = 0.7):
+    """Rows of two classes, one of which has this share; without a rule by chance."""
+    rng = random.Random(0)
+    rows = []
+    for number in range(count):
+        label = "yes" if number < share * count else "no"
+        words = rng.sample(WORDS, 4)
+        if is_learnable and label == "no":
+            words[rng.randrange(4)] = rng.choice(GOOD)
+        rows.append((" ".join(words), label))
+    rng.shuffle(rows)
+    return write_csv(folder / "rows.csv", ("review", "verdict"), *rows)
+
+
+def train(files, folder, rows, *flags) -> None:
+    columns = ("--text-column", "review", "--label-column", "verdict")
+    assert run(files, folder, *columns, "--do-train", "--train-file", rows, *flags) == 0
+
+
+def last_step(folder):
+    models = folder.glob("*/classification/*/model.safetensors")
+    return max((model.parent for model in models), key=lambda path: int(path.name))
+
+
+def weights(folder):
+    return load_file(last_step(folder) / "model.safetensors")
+
+
+def recorded(folder) -> float | None:
+    return read_json(last_step(folder) / "model_progress.json")["hyperparameters"].get(SHRINKAGE)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("noise", [0.5, 2.0, 8.0])
+def test_the_factor_is_the_most_likely_one(noise, num_classes):
+    """Beside a search by scipy, of the likelihood of torch and a normal logarithm of the factor."""
+    rng = np.random.default_rng(0)
+    labels = rng.choice(num_classes, 80, p=[0.7, 0.3, 0.0][:num_classes])
+    logits = 2 * np.eye(num_classes)[labels] + rng.normal(0, noise, (80, num_classes))
+    shares = np.bincount(labels, minlength=num_classes).clip(0.5) / 80
+
+    def loss(log_factor: float) -> float:
+        factor = np.exp(log_factor)
+        mixed = torch.from_numpy(factor * logits + (1 - factor) * np.log(shares))
+        total = torch.nn.functional.cross_entropy(mixed, torch.from_numpy(labels), reduction="sum")
+        return float(
+            total
+            - torch.distributions.Normal(np.log(0.2), 1.0).log_prob(
+                torch.tensor(log_factor, dtype=torch.float64)
+            )
+        )
+
+    expected = np.exp(minimize_scalar(loss, bounds=(np.log(0.01), 0), method="bounded").x)
+    factor = fitted_shrinkage(logits, labels, log_shares(labels, num_classes))
+    assert factor == pytest.approx(expected, rel=0.06)  # of the grid, and two digits
+
+
+def test_the_last_weights_are_those_of_a_run_without_it_drawn_to_the_shares(glue_files, tmp_path):
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path / "a", rows)
+    train(glue_files, tmp_path / "b", rows, NO_TRIAL)
+    factor, plain = recorded(tmp_path / "a"), weights(tmp_path / "b")
+    assert factor < 0.3 and recorded(tmp_path / "b") is None
+    plain["classifier.weight"] *= factor
+    shares = torch.tensor([0.3, 0.7]).log()  # in the order of the labels: no, yes
+    plain["classifier.bias"] = factor * plain["classifier.bias"] + (1 - factor) * shares
+    torch.testing.assert_close(weights(tmp_path / "a"), plain)
+
+
+def test_a_rule_that_can_be_learnt_keeps_its_answers(glue_files, tmp_path):
+    rows = table(tmp_path, 120, is_learnable=True)
+    train(glue_files, tmp_path, rows, "--do-eval", "--eval-file", rows)
+    (scores,) = tmp_path.glob("*/classification/scores.json")
+    assert read_json(scores)["accuracy"] > 0.95 and recorded(tmp_path) > 0.1
+
+
+def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
+    """To the bit, without another trial."""
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path / "a", rows)
+    train(glue_files, tmp_path / "b", rows, "--steps-this-run", 7)
+    capsys.readouterr()
+    train(glue_files, tmp_path / "b", rows, "--resume-from-checkpoint")
+    assert "a trial of" not in capsys.readouterr().out
+    torch.testing.assert_close(weights(tmp_path / "b"), weights(tmp_path / "a"), rtol=0, atol=0)
+
+
+def test_a_run_that_was_begun_without_it_goes_on_so(glue_files, tmp_path, capsys):
+    """As those of versions that did not have it."""
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path, rows, NO_TRIAL, "--steps-this-run", 5)
+    train(glue_files, tmp_path, rows, "--resume-from-checkpoint")
+    assert "a trial of" not in capsys.readouterr().out and recorded(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "flags"),
+    [
+        (99, 0.7, ()),
+        (120, 0.55, ()),
+        (120, 0.7, ("--class-weights", "balanced")),
+        (120, 0.7, (NO_TRIAL,)),
+        (120, 0.7, ("--do-eval", "--eval-file", "rows.csv", "--eval-steps", 1)),
+    ],
+)
+def test_other_runs_have_no_trial(glue_files, tmp_path, monkeypatch, capsys, count, share, flags):
+    monkeypatch.chdir(tmp_path)
+    rows = table(tmp_path, count, False, share)
+    train(glue_files, tmp_path, rows, "--max-steps", 1, *flags)
+    assert "a trial of" not in capsys.readouterr().out
