@@ -60,7 +60,8 @@ def open_runs(
             starts = {name: decide(named[name], folders[name], settings) for name in members}
             chosen = choose_settings(settings, data, list(starts.values()), runtime)
         values = chosen.values(len(data.dataset))
-        values = replace(values, shrinkage=recorded_shrinkage(settings, starts[name]))
+        shrinkage = recorded_shrinkage(settings, starts[name], values.max_steps)
+        values = replace(values, shrinkage=shrinkage)
         place = folders[name], starts[name]
         runs[name] = make_run(settings, arguments, *place, data, values, runtime)
     return runs

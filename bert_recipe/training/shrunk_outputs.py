@@ -15,6 +15,8 @@ from bert_recipe.checkpoint.start import StartKind, StartPoint
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import RunConfig
 from bert_recipe.training.callbacks import Callback, Update
+from bert_recipe.training.chosen_settings import STEPS
+from bert_recipe.utils.errors import UserError
 
 SHRINKAGE = "the factor of the outputs"  # s, its name among the hyperparameters
 FACTORS = np.geomspace(0.01, 1, 101)  # that are tried
@@ -41,13 +43,20 @@ def fitted_shrinkage(
     return float(f"{FACTORS[np.argmin(losses)]:.2g}")
 
 
-def recorded_shrinkage(settings: RunConfig, start: StartPoint) -> float | None:
-    """That of the run that is resumed, unless the flags leave it out."""
-    if start.kind is not StartKind.RESUMED or start.progress is None:
+def recorded_shrinkage(settings: RunConfig, start: StartPoint, max_steps: int) -> float | None:
+    """That of the run that is resumed, unless the flags leave it out. Raises UserError if that run
+    has shrunk its outputs and is to go on to `max_steps`, since they would be shrunk twice.
+    """
+    progress = start.progress
+    if start.kind is not StartKind.RESUMED or progress is None:
         return None
-    if not settings.arguments.as_dict().get("shrink_outputs"):
-        return None
-    return start.progress.hyperparameters.get(SHRINKAGE)
+    factor = progress.hyperparameters.get(SHRINKAGE)
+    if factor is not None and progress.hyperparameters[STEPS] <= progress.step < max_steps:
+        raise UserError(
+            f"{start.source}: after its last update the outputs were drawn towards the class "
+            "shares, so it cannot train longer: add --overwrite to train that long from the start"
+        )
+    return factor if settings.arguments.as_dict().get("shrink_outputs") else None
 
 
 class ShrunkOutputs(Callback):

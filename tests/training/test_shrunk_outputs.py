@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from scipy.optimize import minimize_scalar
 
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
+from bert_recipe.utils.errors import UserError
 
 NO_TRIAL = "--no-shrink-outputs"
 
@@ -100,6 +101,17 @@ def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
     train(glue_files, tmp_path / "b", rows, "--resume-from-checkpoint")
     assert "a trial of" not in capsys.readouterr().out
     torch.testing.assert_close(weights(tmp_path / "b"), weights(tmp_path / "a"), rtol=0, atol=0)
+
+
+def test_a_run_whose_outputs_are_shrunk_does_not_go_on(glue_files, tmp_path):
+    """They would be shrunk twice; without more updates it is only scored again."""
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path, rows, "--epochs", 1)
+    before = weights(tmp_path)
+    train(glue_files, tmp_path, rows, "--epochs", 1, "--resume-from-checkpoint")
+    torch.testing.assert_close(weights(tmp_path), before, rtol=0, atol=0)
+    with pytest.raises(UserError, match="it cannot train longer: add --overwrite"):
+        train(glue_files, tmp_path, rows, "--epochs", 2, "--resume-from-checkpoint")
 
 
 def test_a_run_that_was_begun_without_it_goes_on_so(glue_files, tmp_path, capsys):
