@@ -160,6 +160,8 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str
             *words,
         ]
         command += [f"--{name}={value}" for name, value in files.items()]
+        if not is_squad:  # the peers have no trial
+            command.append("--no-shrink-outputs")
         environment = os.environ | launch_settings()
         if subprocess.run(command, check=False, env=environment).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")

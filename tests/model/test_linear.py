@@ -207,6 +207,13 @@ def test_autocast_and_compiled_graphs_are_those_of_torch(onednn, monkeypatch):
     assert not takes_onednn(hidden, weight)
 
 
+def test_bfloat16_layers_are_compiled_in_one_graph():
+    hidden, weight, bias, _ = tensors(128, 256, 512)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = torch.compile(linear, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(hidden, weight, bias), F.linear(hidden, weight, bias))
+
+
 def test_packed_weights_give_the_same(onednn, monkeypatch):
     layer = torch.nn.Linear(256, 512)
     if not PackedLinear.supports(layer.weight):

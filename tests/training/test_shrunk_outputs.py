@@ -36,7 +36,7 @@ def train(files, folder, rows, *flags) -> None:
 
 
 def last_step(folder):
-    models = folder.glob("*/classification/*/model.safetensors")
+    models = folder.glob("*/classification/[0-9]*/model.safetensors")
     return max((model.parent for model in models), key=lambda path: int(path.name))
 
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
     rows = table(tmp_path, 120, is_learnable=False)
     train(glue_files, tmp_path / "a", rows)
     train(glue_files, tmp_path / "b", rows, "--steps-this-run", 7)
-    capsys.readouterr()
+    assert capsys.readouterr().out.count("a trial of") == 2
     train(glue_files, tmp_path / "b", rows, "--resume-from-checkpoint")
     assert "a trial of" not in capsys.readouterr().out
     torch.testing.assert_close(weights(tmp_path / "b"), weights(tmp_path / "a"), rtol=0, atol=0)
@@ -126,6 +126,7 @@ def test_a_run_that_was_begun_without_it_goes_on_so(glue_files, tmp_path, capsys
     ("count", "share", "flags"),
     [
         (99, 0.7, ()),
+        (2000, 0.7, ()),
         (120, 0.55, ()),
         (120, 0.7, ("--class-weights", "balanced")),
         (120, 0.7, (NO_TRIAL,)),
@@ -136,4 +137,4 @@ def test_other_runs_have_no_trial(glue_files, tmp_path, monkeypatch, capsys, cou
     monkeypatch.chdir(tmp_path)
     rows = table(tmp_path, count, False, share)
     train(glue_files, tmp_path, rows, "--max-steps", 1, *flags)
-    assert "a trial of" not in capsys.readouterr().out
+    assert "a trial of" not in capsys.readouterr().out and recorded(tmp_path) is None

@@ -66,9 +66,9 @@ class TaskChoice:
         "--shrink-outputs",
         bool,
         True,
-        "for 100 to 1,999 rows, of which one class has 60% or more: train on four fifths of them "
-        "first, which says how far the outputs are to be trusted, and at the end draw them so far "
-        "towards the class shares; --no-shrink-outputs leaves that out",
+        "for 100 to 1,999 rows, of which one class has three fifths or more: train on four fifths "
+        "of them first, which says how far the outputs are to be trusted, and at the end draw them "
+        "so far towards the class shares; --no-shrink-outputs leaves that out",
         ("--do-train",),
         result=True,
     )
