@@ -268,7 +268,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "more to go on for longer, or another folder"
             )
         if args.minutes > plan["minutes"]:
-            plan |= {"minutes": args.minutes, "first_part": plan.get("first_part") or 1}
+            planned = math.ceil(FIRST_PART * plan.get("updates", 0))  # before there were two parts
+            first_part = plan.get("first_part", planned) or 1
+            plan |= {"minutes": args.minutes, "first_part": first_part}
         args.out_dir.mkdir(parents=True, exist_ok=True)
         write_json(path, plan)
         names = ("config", "learning_rate", "length", "vocabulary", "precision", "batch")

@@ -238,7 +238,7 @@ def check_data(
         if wanted and stored and wanted != stored:
             raise UserError(
                 f"{dataset.folder} was made with {flag} {stored}, and this run has {wanted}: give "
-                f"{flag} {stored}"
+                f"{flag} {stored}, or shards of {wanted}"
             )
     what = f"the sequence length of the shards in {dataset.folder},"
     check_length(what, dataset.sequence_length, bert_config)

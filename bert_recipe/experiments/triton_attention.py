@@ -12,6 +12,13 @@ from bert_recipe.utils.errors import UserError
 MAX_LENGTH = 512  # see GROUPS in triton_kernels.py
 
 
+def too_long(length: int) -> UserError:
+    return UserError(
+        f"--attention triton is for sequences of up to {MAX_LENGTH} tokens; this run's have up to "
+        f"{length}: leave it out"
+    )
+
+
 class TritonAttention:
     """A kernel for sequences of up to 512 tokens on GPUs. Unlike flash attention's, its gradient
     has the same bits in every run. See parallel.attention_choice.ChosenAttention.
@@ -27,6 +34,8 @@ class TritonAttention:
         from bert_recipe.experiments.triton_kernels import attend  # torch for CPUs brings no Triton
 
         cu_seqlens, max_seqlen, _, *options, _ = self.layout
+        if max_seqlen > MAX_LENGTH:  # of shards, without --max-seq-length
+            raise too_long(max_seqlen)
         return attend(qkv_T3HD, cu_seqlens, max_seqlen, *options, dropout_prob)
 
     @staticmethod
@@ -37,10 +46,7 @@ class TritonAttention:
     def check_run(config: RunConfig) -> None:
         length = config.loader.max_seq_length
         if length > MAX_LENGTH:
-            raise UserError(
-                f"--attention triton is for sequences of up to {MAX_LENGTH} tokens; this run's "
-                f"have up to {length}: leave it out"
-            )
+            raise too_long(length)
         if find_spec("triton") is None:
             raise UserError("--attention triton needs Triton: run `pip install triton`")
 

@@ -12,7 +12,7 @@ measurements.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -329,7 +329,11 @@ class UpdateMemory:
 
 def print_estimate(config: RunConfig, options: TaskOptions, architecture: ModelConfig) -> None:
     """Prints --estimate-memory's table on the first process."""
-    loader, task_memory = options.in_sequences(config.loader), options.resident_memory()
+    loader, task_memory = config.loader, options.resident_memory()
+    if not config.arguments.given("max_seq_length"):
+        length = min(loader.max_seq_length, architecture.max_length)
+        loader = replace(loader, max_seq_length=length)
+    loader = options.in_sequences(loader)
     settings = MemorySettings(config, loader, task_memory=task_memory)
     with torch.device("meta"):
         model = make_model(options.head, architecture)

@@ -56,6 +56,8 @@ def recorded_shrinkage(settings: RunConfig, start: StartPoint, max_steps: int) -
             f"{start.source}: after its last update the outputs were drawn towards the class "
             "shares, so it cannot train longer: add --overwrite to train that long from the start"
         )
+    if factor is not None and max_steps <= progress.step < progress.hyperparameters[STEPS]:
+        return None  # no update is left after which they would be shrunk
     return factor if settings.arguments.as_dict().get("shrink_outputs") else None
 
 

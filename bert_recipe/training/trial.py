@@ -20,6 +20,7 @@ from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer, make_loader
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
 from bert_recipe.training.workflow import run_seed
+from bert_recipe.utils.errors import restart_code
 from bert_recipe.utils.progress import print_line
 
 LEAST_ROWS, MANY_ROWS = 100, 2000
@@ -47,9 +48,11 @@ def wants_trial(run: Run) -> bool:
     is_shrunk = options.shrink_outputs and not task.class_weights and not options.group_column
     if not is_shrunk or task.frozen is not None or task.metric != "accuracy" or spec.multi_label:
         return False
-    labels = cast(TextDataset, run.data.dataset).labels["labels"]
+    dataset = cast(TextDataset, run.data.dataset)
+    labels = dataset.labels["labels"]
     has_frequent = np.bincount(labels).max() >= FREQUENT * len(labels)
-    return LEAST_ROWS <= len(labels) < MANY_ROWS and bool(has_frequent)
+    has_few = len(dataset.distinct_sequences()) >= LEAST_ROWS and len(labels) < MANY_ROWS
+    return has_few and bool(has_frequent)
 
 
 def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
@@ -70,10 +73,12 @@ def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
     with contextlib.redirect_stdout(io.StringIO()):  # the run says the same of its weights
         trainer = build_trainer(trial, quiet)
     exit_code = trainer.train(make_loader(trainer))
-    if exit_code or not trainer.is_finished:
+    # A signal in the last update stops the run, too, on all ranks if one has received it.
+    has_stopped = trainer.stop.received is not None or not trainer.is_finished
+    if any(runtime.distributed.all_reduce_sum([has_stopped])):
         if runtime.distributed.is_main:
             print_line("stopped in the trial: rerun the same command")
-        return None, exit_code
+        return None, exit_code or restart_code(0)
     held_out = dataset.part(np.flatnonzero(is_held_out_n))
     batch_size = run.settings.prediction.batch_size
     logits_nC, _ = predict(trainer.parallel, held_out, "sequence", batch_size, quiet)

@@ -246,7 +246,7 @@ def test_a_write_error_on_one_rank_ends_all_with_one_error_line(inputs, tmp_path
     )
     assert result.exit_codes == [2, 2], result.errors
     (line,) = result.error_lines()
-    assert "No space left on device" in line and str(steps_folder(output) / "2") in line
+    assert "the disk is full" in line and str(steps_folder(output) / "2") in line
     assert checkpoint_steps(steps_folder(output)) == [1] and not temporary_folders(output)
     verify_checkpoint(steps_folder(output) / "1")
 

@@ -138,3 +138,21 @@ def test_other_runs_have_no_trial(glue_files, tmp_path, monkeypatch, capsys, cou
     rows = table(tmp_path, count, False, share)
     train(glue_files, tmp_path, rows, "--max-steps", 1, *flags)
     assert "a trial of" not in capsys.readouterr().out and recorded(tmp_path) is None
+
+
+def test_a_run_that_ends_where_it_stopped_is_not_shrunk(glue_files, tmp_path):
+    """No update is left after which it could be, so its settings do not name a factor."""
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path, rows, "--steps-this-run", 5)
+    report = tmp_path / "report.json"
+    assert report.read_text().count('"shrinkage"') == 1
+    train(glue_files, tmp_path, rows, "--max-steps", 5, "--resume-from-checkpoint")
+    assert report.read_text().count('"shrinkage"') == 1
+
+
+def test_few_distinct_texts_have_no_trial(glue_files, tmp_path, capsys):
+    """Such as those of which the vocabulary knows no word: nothing could be held out."""
+    rows = [("\u0e01" * (number + 1), "yes" if number < 84 else "no") for number in range(120)]
+    rows = write_csv(tmp_path / "rows.csv", ("review", "verdict"), *rows)
+    train(glue_files, tmp_path, rows, "--max-steps", 1)
+    assert "a trial of" not in capsys.readouterr().out

@@ -53,8 +53,8 @@ class SquadOptions(SkipOptions):
         "--max-query-length",
         length,
         None,
-        f"maximum tokens of a question; by default {QUERY_LENGTH}, or half of a sequence's if that "
-        "has fewer",
+        f"maximum tokens of a question; by default {QUERY_LENGTH}, or fewer if a sequence has less "
+        "room",
     )
     n_best_size: int = option(
         "--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT
@@ -75,8 +75,9 @@ class SquadOptions(SkipOptions):
 
     @property
     def query_length(self) -> int:
-        """Most tokens of a question."""
-        return self.max_query_length or min(QUERY_LENGTH, self.max_seq_length // 2)
+        """Most tokens of a question; by default with room for a text beside it."""
+        room = max(self.max_seq_length // 2, self.max_seq_length - 36)
+        return self.max_query_length or min(QUERY_LENGTH, room)
 
 
 @dataclass(frozen=True)
