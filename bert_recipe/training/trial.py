@@ -1,4 +1,4 @@
-"""A trial on a part of few rows says how far the classifier of all rows can be trusted."""
+"""Trains a classifier on a part of few rows first: the rest shows how reliable its outputs are."""
 
 import contextlib
 import io
@@ -66,8 +66,8 @@ def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
     trial = trial_of(run, dataset.part(np.flatnonzero(~is_held_out_n)))
     if runtime.distributed.is_main:
         print_line(
-            f"a trial of {trial.max_steps} updates on four fifths of the rows says how far the "
-            "outputs are to be trusted (--no-shrink-outputs leaves it out)"
+            f"a trial of {trial.max_steps} updates on four fifths of the rows: the rest shows "
+            "how reliable the outputs are (--no-shrink-outputs leaves it out)"
         )
     quiet = replace(runtime, reporter=Reporter())
     with contextlib.redirect_stdout(io.StringIO()):  # the run says the same of its weights

@@ -1,6 +1,8 @@
 """The outputs of a classifier of few rows are drawn towards the class shares, as a trial says."""
 
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from safetensors.torch import load_file
 from scipy.optimize import minimize_scalar
 
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
+from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 
 NO_TRIAL = "--no-shrink-outputs"
@@ -156,3 +159,21 @@ def test_few_distinct_texts_have_no_trial(glue_files, tmp_path, capsys):
     rows = write_csv(tmp_path / "rows.csv", ("review", "verdict"), *rows)
     train(glue_files, tmp_path, rows, "--max-steps", 1)
     assert "a trial of" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("last", [3, 8])  # updates; the trial has 8
+def test_a_signal_in_the_trial_ends_the_command(glue_files, tmp_path, monkeypatch, capsys, last):
+    rows = table(tmp_path, 120, is_learnable=False)
+    update, made = Trainer.optimizer_step, []
+
+    def update_and_stop(trainer: Trainer) -> None:
+        update(trainer)
+        made.append(1)
+        if len(made) == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "optimizer_step", update_and_stop)
+    train(glue_files, tmp_path, rows, "--max-steps", 10)
+    assert "a trial of 8 updates" in (out := capsys.readouterr().out)
+    assert "stopped in the trial: rerun the same command" in out and len(made) < 10
+    assert not list(tmp_path.glob("*/classification/[0-9]*"))

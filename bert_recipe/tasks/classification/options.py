@@ -66,9 +66,9 @@ class TaskChoice:
         "--shrink-outputs",
         bool,
         True,
-        "for 100 to 1,999 rows, of which one class has three fifths or more: train on four fifths "
-        "of them first, which says how far the outputs are to be trusted, and at the end draw them "
-        "so far towards the class shares; --no-shrink-outputs leaves that out",
+        "for 100 to 1,999 rows, of which one class has three fifths or more: first train on four "
+        "fifths of them, and measure on the rest how reliable the outputs are; at the end, draw "
+        "the outputs towards the class shares accordingly; --no-shrink-outputs leaves that out",
         ("--do-train",),
         result=True,
     )
