@@ -189,7 +189,7 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
         state.start_encoder(None)
     follow = partial(follow_schedule, run, state, learning_rate)
     follow()
-    stopwatch = Stopwatch(runtime.device, enabled=not run.saves)
+    stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
     callbacks = make_callbacks(run, state, stopwatch, runtime)
     if state.encoder_start is None:
         callbacks = [HeadFirst(run, state, runtime, follow), *callbacks]

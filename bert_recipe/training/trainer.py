@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bert_recipe.checkpoint.best import BestCheckpoint
+from bert_recipe.checkpoint.folder import checkpoint_steps
 from bert_recipe.checkpoint.spans import waiting
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.metrics.sinks import RESUMED_STEP
@@ -295,14 +296,11 @@ class Trainer:
             return
         first = state.samples_consumed - skipped * global_batch_size
         last = state.samples_consumed - 1
-        advice = (
-            f"lower --learning-rate, or look at that data; checkpoints are in {self.run.folder}"
-        )
+        advice = "lower --learning-rate, or look at that data"
         if any(self.distributed.all_reduce_sum([not self.parallel.has_finite_weights()])):
-            advice = (
-                "the weights are not finite either and are not saved; resume earlier, with a lower "
-                "--learning-rate"
-            )
+            advice = "the weights are not finite either and are not saved; lower --learning-rate"
+        if self.run.saves and checkpoint_steps(self.run.folder.path):
+            advice += f"; earlier checkpoints are in {self.run.folder}"
         scale = float(self.parallel.loss_scale.value)
         raise UserError(
             f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample "

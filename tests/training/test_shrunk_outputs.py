@@ -12,6 +12,7 @@ from glue_runs import GOOD, WORDS, run, write_csv
 from safetensors.torch import load_file
 from scipy.optimize import minimize_scalar
 
+from bert_recipe.training import setup
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
@@ -177,3 +178,25 @@ def test_a_signal_in_the_trial_ends_the_command(glue_files, tmp_path, monkeypatc
     assert "a trial of 8 updates" in (out := capsys.readouterr().out)
     assert "stopped in the trial: rerun the same command" in out and len(made) < 10
     assert not list(tmp_path.glob("*/classification/[0-9]*"))
+
+
+def test_a_trial_whose_loss_is_not_finite_names_no_checkpoints(glue_files, tmp_path):
+    rows = table(tmp_path, 120, is_learnable=False)
+    with pytest.raises(UserError, match="lower --learning-rate") as refusal:
+        train(glue_files, tmp_path, rows, "--learning-rate", 3e38, "--max-steps", 40)
+    assert "checkpoints are in" not in str(refusal.value)
+
+
+def test_a_trial_is_not_measured(glue_files, tmp_path, monkeypatch):
+    """Each event of a stopwatch would be kept to its end, with no one to read it."""
+    laps: list[bool] = []
+    make = setup.Stopwatch
+
+    def stopwatch(device, enabled):
+        laps.append(enabled)
+        return make(device, enabled)
+
+    monkeypatch.setattr(setup, "Stopwatch", stopwatch)
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path, rows, "--max-steps", 2)
+    assert laps == [False, False]
