@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 BASELINES = "baselines"  # the key among the scores
-WARNING = "warning"  # the key of what a score below them says
+WARNING = "warning"  # the key of what is wrong with the scores of a model
 MAX_ROWS = 20_000  # of a training file
 MAX_CHARACTERS = 5000  # of a text, so that whole books take seconds, too
 MAX_WORDS = 50_000  # that have a weight
@@ -205,7 +205,7 @@ def chance_line(name: str, value: float, baselines: Baselines, advice: str) -> s
     if value - chance > error:
         return None
     return (
-        f"warning: {name} {percent(value)} is not above {what} by more than its own "
+        f"{name} {percent(value)} is not above {what} by more than its own "
         f"error ({percent(error)}): do not use this model, since these rows do not show that it "
         f"has learnt; try {advice}, and check the labels"
     )

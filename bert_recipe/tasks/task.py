@@ -247,11 +247,10 @@ class PredictionSet:
 
     finish: takes the logits [rows, C] of all samples and a folder. It writes the predictions there,
         unless the folder is None, and returns the scores if the file `is_scored`: numbers and
-        tables; a score that is not defined is NaN.
+        tables; a score that is not defined is NaN. `baselines.WARNING` of these is a sentence.
     undefined: why the task's `metric` is not defined for this file, whatever a model predicts, or
         None.
     baselines: computes the scores of simple methods, or None.
-    warning: takes the scores, and returns what to print after them, or None.
     """
 
     dataset: SequenceDataset
@@ -259,7 +258,6 @@ class PredictionSet:
     is_scored: bool
     undefined: str | None = None
     baselines: Callable[[], Baselines | None] | None = None
-    warning: Callable[[JsonObject], str | None] = lambda _scores: None
 
 
 @dataclass(frozen=True)

@@ -155,9 +155,6 @@ def predict_all(
             scores |= prediction_set.finish(logits, folder)
     if scores:
         report_scores(scores, task, folder, runtime)
-        warnings = [scored_set.warning(scores) for scored_set in sets if scored_set.is_scored]
-        for warning in filter(None, warnings):
-            print_line(warning)
         # Later, so that nothing keeps the scores from being written.
         if (baselines := baselines_of(sets)) is not None:
             scores[BASELINES] = for_json(baselines.scores)
@@ -207,7 +204,10 @@ def report_scores(scores: JsonObject, task: FineTuningTask, folder: Path, runtim
     values = only_numbers(scores)
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
     text = f"{task.name} dev: {describe(values, '.6g')}"
-    runtime.reporter.log((), scores | nvidias, text)
+    tables = {name: value for name, value in scores.items() if name != WARNING}
+    runtime.reporter.log((), tables | nvidias, text)
+    if WARNING in scores:
+        print_line(f"warning: {scores[WARNING]}")
     write_json(folder / SCORES_FILE, stored_scores(scores))
 
 
@@ -227,6 +227,6 @@ def report_baselines(
         text = comparison_line(metric, percent(value), baselines.scores)
     runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
     if warning := chance_line(metric, value, baselines, task.chance_advice):
-        print_line(warning)
-        scores[WARNING] = warning.removeprefix("warning: ")
+        print_line(f"warning: {warning}")
+        scores[WARNING] = warning
     write_json(folder / SCORES_FILE, stored_scores(scores))

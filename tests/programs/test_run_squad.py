@@ -230,7 +230,10 @@ def test_scores_of_empty_answers_alone_are_named(files, tmp_path, capsys):
         assert run(files, output, *tasks, *flags, *threshold_flags) == 0
         _, _, after = capsys.readouterr().out.partition("squad dev: ")
         assert "exact" in after
-        assert ("is not above that of the empty answer" in after) == is_named
+        assert ("warning: f1" in after) == is_named
+        (scores,) = output.glob("*/squad/scores.json")
+        is_stored = "that of the empty answer" in read_json(scores).get("warning", "")
+        assert is_stored == is_named
 
 
 def as_batch_of_one(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

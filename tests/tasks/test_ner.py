@@ -142,6 +142,9 @@ def test_each_scored_word_is_written_and_sentences_with_mistakes_are_told(tmp_pa
     ]
     mistake = {"text": "Anna Smith left", "label": "Anna Smith: PER", "prediction": "Anna: PER"}
     assert scores["most_confident_mistakes"] == [mistake | {"confidence": pytest.approx(0.75)}]
+    assert "warning" not in scores
+    logits[:, LABELS.index("O")] = 9
+    assert scored_set.finish(logits, tmp_path)["warning"] == "no entity is predicted in 2 sentences"
 
 
 def test_a_word_with_a_tab_does_not_shift_the_columns_of_predictions(tmp_path):

@@ -129,7 +129,7 @@ def constant_prediction(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpe
     if spread.any() or not np.ptp(values, axis=0).any():
         return None
     word = predicted_words(logits_nC[:1], spec)[0]
-    return f"warning: all {len(values)} rows have the same prediction, {word!r}"
+    return f"all {len(values)} rows have the same prediction, {word!r}"
 
 
 def submission_name(spec: TaskSpec, set_name: str) -> str:

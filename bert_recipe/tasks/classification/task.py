@@ -21,7 +21,7 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.heads import FirstOutputs
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
-from bert_recipe.tasks.baselines import once
+from bert_recipe.tasks.baselines import WARNING, once
 from bert_recipe.tasks.classification.baselines import LabelledTexts, class_baselines
 from bert_recipe.tasks.classification.files import Examples, read_examples
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
@@ -399,7 +399,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if folder is None:
             return scores
         if warning := constant_prediction(logits_nC, values, self.spec):
-            print_line(warning)
+            scores[WARNING] = warning
         path, mistakes = write_scored(
             folder,
             examples,

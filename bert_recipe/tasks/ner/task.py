@@ -19,7 +19,7 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.heads import FirstOutputs
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
-from bert_recipe.tasks.baselines import constant_loss, once
+from bert_recipe.tasks.baselines import WARNING, constant_loss, once
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.labels import check_spelling
 from bert_recipe.tasks.mistakes import Mistake, most_confident
@@ -296,7 +296,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         predicted_entities = self.entities(dataset, predicted)
         if not self.has_classes:
             if not any(predicted_entities):
-                print_line(f"warning: no entity is predicted in {len(dataset.sentences)} sentences")
+                scores[WARNING] = f"no entity is predicted in {len(dataset.sentences)} sentences"
             predicted = list(map(tags_of, predicted_entities, dataset.bounds))
         if dataset.sentences[0].text is not None:
             write_texts(folder / SCORED_TEXTS, dataset.sentences, predicted_entities)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
-from bert_recipe.tasks.baselines import Baselines, chance_line
+from bert_recipe.tasks.baselines import WARNING, Baselines, chance_line
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction, write_predicted
@@ -142,8 +142,7 @@ class SquadTask(FineTuningTask, SeparableTask):
                 )
         dataset = SquadDataset(squad, tokenizer, options)
         dataset.say_what_is_cut()
-        warning = partial(self.chance_line, dataset)
-        return [PredictionSet(dataset, partial(self.finish, dataset), is_scored, warning=warning)]
+        return [PredictionSet(dataset, partial(self.finish, dataset), is_scored)]
 
     def finish(
         self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None
@@ -163,6 +162,8 @@ class SquadTask(FineTuningTask, SeparableTask):
         )
         if folder is not None:
             scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
+        if warning := self.chance_line(dataset, scores):
+            scores[WARNING] = warning
         return scores
 
     def chance_line(self, dataset: "SquadDataset", scores: JsonObject) -> str | None:
