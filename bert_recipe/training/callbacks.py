@@ -44,7 +44,9 @@ class Callback:
         yield
 
     def start(self, stop: StopSignal) -> None:
-        """Called before the first update of this process. stop: the signals that end the run."""
+        """Called before the first update of this process; may raise StopAtOnce. stop: the signals
+        that end the run.
+        """
 
     def log_start(self) -> None:
         """Called where the losses of starting weights are logged."""

@@ -21,7 +21,7 @@ class Evaluations(Callback):
 
     best: of the run, or None if it keeps no best checkpoint.
     results: the metrics of the last evaluation.
-    at_start: those of the starting weights, if they were evaluated for the log.
+    at_start: those of the starting weights, if they were evaluated.
     """
 
     def __init__(self, run: Run, state: TrainState, checkpoints: Checkpoints, runtime: Runtime):
@@ -41,6 +41,10 @@ class Evaluations(Callback):
 
     def start(self, stop: StopSignal) -> None:
         self.stop = stop
+        if self._is_missing():
+            self.evaluate()
+        elif self.state.step == 0 and self.run.task.scores_start and self.run.eval_steps > 0:
+            self.log_start()
 
     def log_start(self) -> None:
         self.evaluate()
@@ -66,7 +70,7 @@ class Evaluations(Callback):
             self.checkpoints.save()
             raise
 
-    def is_missing(self) -> bool:
+    def _is_missing(self) -> bool:
         """Whether this run resumes a checkpoint that is to be evaluated, which a stop may have
         prevented.
         """

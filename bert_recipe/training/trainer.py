@@ -87,20 +87,11 @@ class Trainer:
         self.last_loss: float | None = None  # that was logged
         self.stop = StopSignal()
 
-    def claim(self) -> None:
-        """Claims what the run writes to before `train`: first the logs, since a log that cannot be
-        written must not cost the run which --overwrite removes from the folder.
-        """
-        run, state = self.run, self.state
-        settings = {"processes": self.distributed.world_size} | state.versions
-        self.reporter.log("PARAMETER", run.logged_settings(state.identity) | settings)
-        for callback in self.callbacks:
-            callback.claim()
-
     def train(self, loader: Iterable[StepBatch]) -> int:
-        """Trains until the last step of this process, or until this run must stop, and returns the
-        exit code of the process.
+        """Claims what the run writes to and trains until the last step of this process, or until
+        this run must stop. Returns the exit code of the process.
         """
+        self._claim()
         state = self.state
         batches = iter(loader)
         started: dict[str, Any] = {"train_start": True}
@@ -108,9 +99,9 @@ class Trainer:
             started[RESUMED_STEP] = state.step
         self.reporter.log("PARAMETER", started)
         with self.stop, self._progress_bar() as bar, self._guards():
-            for callback in self.callbacks:
-                callback.start(self.stop)
             with contextlib.suppress(StopAtOnce):
+                for callback in self.callbacks:
+                    callback.start(self.stop)
                 if state.step == 0 and self.run.logs_start:
                     batches = self._log_start(batches)
                 self._make_updates(batches, bar)
@@ -121,6 +112,18 @@ class Trainer:
             return 128 + signal.SIGINT
         has_stopped = state.step < state.last_step and not self.is_exhausted
         return restart_code(0) if has_stopped else 0
+
+    def _claim(self) -> None:
+        """First the logs, since a log that cannot be written must not cost the run which
+        --overwrite removes from the folder.
+        """
+        run, state = self.run, self.state
+        settings = {"processes": self.distributed.world_size} | state.versions
+        self.reporter.log("PARAMETER", run.logged_settings(state.identity) | settings)
+        for callback in self.callbacks:
+            callback.claim()
+        if run.saves and self.distributed.is_main and not self.is_finished:
+            run.folder.remove_results(run.result_files)
 
     def _make_updates(self, batches: Iterator[StepBatch], bar: Any) -> None:
         """The loop of updates. Raises StopAtOnce if a signal ends what need not be completed."""

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.folder import verify_checkpoint
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import choose_model_of
@@ -201,44 +202,25 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
         runtime.reporter.start(run.folder.path, trainer.state.step)
     if trainer.state.data_may_differ:
         run.task.recheck(run.data, runtime)
-    trainer.claim()
-    evaluations = trainer.evaluations
-    if evaluations is not None and evaluations.is_missing():
-        evaluations.evaluate()
     if runtime.distributed.is_main and not trainer.is_finished:
         for note in notes_before_training(trainer):
             print_line(note)
-        if run.saves:
-            run.folder.remove_results(run.result_files)
-    before = scores_before(trainer, evaluations)
     exit_code = trainer.train(make_loader(trainer))
-    selection = trainer.best
-    if trainer.is_finished and selection is not None and selection.best:
-        best, metric = selection.best, selection.metric
-        text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
-        if evaluations is not None and evaluations.at_start:
-            before = without_prefix(evaluations.at_start)
-        if before:
-            text += f"; before training {before[metric]:.6g}"
-        runtime.reporter.log((), {"best_step": best["step"]}, text)
+    evaluations = trainer.evaluations
+    if trainer.is_finished and evaluations is not None and evaluations.best is not None:
+        report_best(evaluations, evaluations.best, runtime)
     return exit_code
 
 
-def scores_before(trainer: Trainer, evaluations: Evaluations | None) -> dict[str, float]:
-    """The scores of the starting weights, on all ranks, where the task asks for them and training
-    evaluates; {} otherwise, and if the run is resumed.
-    """
-    run = trainer.run
-    if evaluations is None or trainer.state.step > 0:
-        return {}
-    if not (run.task.scores_start and run.eval_steps > 0 and run.saves):
-        return {}
-    evaluations.evaluate()
-    return without_prefix(evaluations.results)
-
-
-def without_prefix(results: dict[str, float]) -> dict[str, float]:
-    return {name.removeprefix("eval_"): value for name, value in results.items()}
+def report_best(evaluations: Evaluations, selection: BestCheckpoint, runtime: Runtime) -> None:
+    """Logs the best step of a run, beside the starting weights if these were evaluated."""
+    best, metric = selection.best, selection.metric
+    if not best:
+        return
+    text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
+    if evaluations.at_start:
+        text += f"; before training {evaluations.at_start[f'eval_{metric}']:.6g}"
+    runtime.reporter.log((), {"best_step": best["step"]}, text)
 
 
 def report_losses(trainer: Trainer, runtime: Runtime) -> dict[str, float]:
@@ -254,21 +236,21 @@ def report_losses(trainer: Trainer, runtime: Runtime) -> dict[str, float]:
     return runtime.distributed.on_main(partial(keep_results, run, results))
 
 
-def notes_before_training(trainer: Trainer) -> list[str]:
+def notes_before_training(trainer: Trainer) -> Iterator[str]:
     run, flags = trainer.run, trainer.run.settings.start
-    notes = [run.note] if run.note else []
+    if run.note:
+        yield run.note
     asks = (flags.resume or flags.from_checkpoint is not None) and not flags.overwrite
     if asks and run.saves and run.start.kind is not StartKind.RESUMED:
         first = trainer.state.step + 1
-        notes.append(f"no checkpoint in {run.folder} yet: starting at step {first}")
+        yield f"no checkpoint in {run.folder} yet: starting at step {first}"
     is_random = trainer.state.step == 0 and run.start.weights is None
     if is_random and run.task.without_weights:
-        notes.append(f"warning: {run.task.without_weights}")
+        yield f"warning: {run.task.without_weights}"
     if run.start.weights is not None and run.task.learns_from_texts:
-        notes.append(repetition_note(run))
+        yield repetition_note(run)
     if trainer.parallel.model.is_compiled:
-        notes.append(BEFORE_THE_WAIT)
-    return notes
+        yield BEFORE_THE_WAIT
 
 
 def repetition_note(run: Run) -> str:
