@@ -64,9 +64,6 @@ class NovelModel(EncoderModel):
     def add_encoder(self, pooling: str | None) -> None:
         self.novel = NovelModel(self.config)
 
-    def make_transform(self) -> nn.Module:
-        return nn.Identity()
-
     def draw_matrix(self, name: str, value: Tensor) -> None:
         value.fill_(0.5)
 

@@ -198,9 +198,9 @@ class PreTrainedModel(nn.Module, ABC):
     def add_encoder(self, pooling: str | None) -> None:
         """Adds the encoder of a model with a head under its name, `base_model_prefix`."""
 
-    @abstractmethod
     def make_transform(self) -> nn.Module:
         """What a head has before its classifier."""
+        return nn.Identity()
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """Yields names and initial values, from torch's random state, of parameters whose names
@@ -224,9 +224,9 @@ class PreTrainedModel(nn.Module, ABC):
                     value[module.vocab_size :] = 0
                 yield key, value
 
-    @abstractmethod
     def draw_matrix(self, name: str, value: Tensor) -> None:
         """Draws the initial weight of the linear layer or embedding `name`."""
+        value.normal_(std=self.config.initializer_range)
 
     @torch.no_grad()
     def init_weights(self, parts: str | tuple[str, ...] = "") -> None:
@@ -260,6 +260,7 @@ class EncoderModel(PreTrainedModel):
     """
 
     costs: ClassVar[ModuleType]  # formulas of layers, see model/costs/memory.py
+    embeddings: nn.Module
 
     def __init__(self, config: ModelConfig, pooling: str | None):
         super().__init__(config)
@@ -276,13 +277,13 @@ class EncoderModel(PreTrainedModel):
     def layers(self) -> nn.ModuleList: ...
 
     @property
-    @abstractmethod
     def embedding_modules(self) -> list[nn.Module]:
         """What `embed` computes with."""
+        return [self.embeddings]
 
-    @abstractmethod
     def embed(self, stream: TokenStream) -> Tensor:
         """The input of the first layer, [T, E]."""
+        return self.embeddings(stream)
 
     def normalize_output(self, hidden: Tensor) -> Tensor:
         """The last hidden states, from the output of the last layer."""

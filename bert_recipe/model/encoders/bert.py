@@ -274,12 +274,6 @@ class BertPreTrainedModel(PreTrainedModel):
     def add_encoder(self, pooling: str | None) -> None:
         self.bert = BertModel(self.config, pooling)
 
-    def make_transform(self) -> nn.Module:
-        return nn.Identity()
-
-    def draw_matrix(self, name: str, value: Tensor) -> None:
-        value.normal_(std=self.config.initializer_range)
-
     @torch.no_grad()
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
         for module in self.modules():
@@ -319,13 +313,6 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     @property
     def layers(self) -> nn.ModuleList:
         return getattr(self, self.layers_name).layer
-
-    @property
-    def embedding_modules(self) -> list[nn.Module]:
-        return [self.embeddings]
-
-    def embed(self, stream: TokenStream) -> Tensor:
-        return self.embeddings(stream)
 
     def normalize_output(self, hidden: Tensor) -> Tensor:
         if not self.config.pre_layer_norm:

@@ -331,13 +331,6 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
     def layers(self) -> nn.ModuleList:
         return cast(nn.ModuleList, self._modules["layers"])
 
-    @property
-    def embedding_modules(self) -> list[nn.Module]:
-        return [self.embeddings]
-
-    def embed(self, stream: TokenStream) -> Tensor:
-        return self.embeddings(stream)
-
     def normalize_output(self, hidden: Tensor) -> Tensor:
         return self.final_norm(hidden)
 

@@ -110,12 +110,6 @@ class NeoBertPreTrainedModel(PreTrainedModel):
     def add_encoder(self, pooling: str | None) -> None:
         self.model = NeoBertModel(self.config, pooling)
 
-    def make_transform(self) -> nn.Module:
-        return nn.Identity()
-
-    def draw_matrix(self, name: str, value: Tensor) -> None:
-        value.normal_(std=self.config.initializer_range)
-
 
 class NeoBertModel(NeoBertPreTrainedModel, EncoderModel):
     """NeoBERT without a head."""
