@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -174,23 +174,10 @@ class Flag:
         self.name = self.options.get("dest") or argument_name(self.names[0])
 
 
-def option(
-    names: str,
-    kind: Any,
-    default: Any,
-    help: str,
-    needs: Sequence[str] = (),
-    excludes: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
-    **tags: Any,
-) -> Any:
+def option(names: str, kind: Any, default: Any, *parts: Any, **options: Any) -> Any:
     """A field of a dataclass that a flag sets. See `Flag` for the parameters."""
-    metadata = {"flag": Flag(names, kind, default, help, needs, excludes, options, **tags)}
-    return (
-        field(metadata=metadata)
-        if default is REQUIRED
-        else field(default=default, metadata=metadata)
-    )
+    metadata = {"flag": Flag(names, kind, default, *parts, **options)}
+    return field(default=MISSING if default is REQUIRED else default, metadata=metadata)
 
 
 def value_of(flag: str, default: Any) -> Any:

@@ -3,21 +3,13 @@
 import pytest
 import torch
 import transformers
+from hugging_face import SIZES
 
 import bert_recipe
 from bert_recipe import TokenStream
 
 pytestmark = pytest.mark.fast
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "vocab_size": 90,
-    "pad_token_id": 0,
-}
 IDS = torch.randint(10, 90, (3, 9), generator=torch.Generator().manual_seed(1))
 MASK = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] * 7 + [0] * 2])
 TOKEN_LABELS = torch.tensor([0, 1, 2] * 9).view(3, 9).masked_fill(MASK == 0, -100)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, run_program
+from hugging_face import SIZES
 
 import bert_recipe
 from bert_recipe import BertForSequenceClassification, BertModel, ModernBertModel, NorMuon
@@ -24,11 +25,6 @@ from bert_recipe.checkpoint.sentence_folders import (
     read_classifier,
 )
 from bert_recipe.utils import errors, requirements
-
-SMALL = {
-    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"intermediate_size": 48, "max_position_embeddings": 64, "vocab_size": 90, "pad_token_id": 0},
-}
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +112,13 @@ def test_versions_agree():
     assert len(versions) == 1
 
 
-@pytest.mark.parametrize("kind", ["Bert", "ModernBert", "Electra"])
+@pytest.mark.parametrize("kind", ["Bert", "ModernBert", "Roberta", "Electra"])
 def test_hidden_states_are_those_of_transformers(kind, tmp_path):
-    config = getattr(transformers, f"{kind}Config")(**SMALL)
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
     theirs = getattr(transformers, f"{kind}Model")(config).eval()
     theirs.save_pretrained(tmp_path)
     ours = getattr(bert_recipe, f"{kind}Model").from_pretrained(tmp_path)
+    assert not ours.training
     ids = torch.randint(10, 90, (2, 9), generator=torch.Generator().manual_seed(1))
     expected = theirs(ids, output_hidden_states=True).hidden_states
     states = ours(ids, output_hidden_states=True).hidden_states
@@ -131,7 +128,7 @@ def test_hidden_states_are_those_of_transformers(kind, tmp_path):
 
 
 def test_another_number_of_labels_gives_a_new_head_and_a_saved_model_is_the_same(tmp_path, capsys):
-    config = transformers.BertConfig(**SMALL, num_labels=3)
+    config = transformers.BertConfig(**SIZES, num_labels=3)
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "theirs")
     model = BertForSequenceClassification.from_pretrained(tmp_path / "theirs", num_labels=5)
     assert "classifier.weight" in capsys.readouterr().out

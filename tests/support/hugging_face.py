@@ -9,6 +9,16 @@ from transformers import BertTokenizerFast
 
 # Random weights that are large enough to prefer some answers.
 LARGE = {**TINY, "initializer_range": 0.3}
+# Of a config that transformers makes.
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "vocab_size": 90,
+    "pad_token_id": 0,
+}
 
 
 @cache
