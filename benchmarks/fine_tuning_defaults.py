@@ -133,6 +133,15 @@ def spearman(predicted: Any, scored: Sequence[Row]) -> float:
     return float(stats.spearmanr(predicted, [float(row["label"]) for row in scored])[0])
 
 
+def ndcg(similar: np.ndarray, scored: Sequence[Row], contexts: list[str]) -> float:
+    """nDCG at 10 of the contexts, by how similar they are to each of the rows to score."""
+    ranks = [
+        int((line > line[contexts.index(row["pair"])]).sum())
+        for line, row in zip(similar, scored, strict=True)
+    ]
+    return float(np.mean([1 / np.log2(r + 2) if r < 10 else 0.0 for r in ranks]))
+
+
 def texts_of(rows: Sequence[Row]) -> list[str]:
     return [row["text"] for row in rows]
 
@@ -167,11 +176,7 @@ def run_tf_idf(table: Table, rows: Sequence[Any], scored: Sequence[Any]) -> Row:
         contexts = sorted({row["pair"] for row in scored})
         vectorizer.fit(texts + contexts)
         similar = vectorizer.transform(texts_of(scored)) @ vectorizer.transform(contexts).T
-        ranks = [
-            int((line > line[contexts.index(row["pair"])]).sum())
-            for line, row in zip(similar.toarray(), scored, strict=True)
-        ]
-        return {"score": float(np.mean([1 / np.log2(r + 2) if r < 10 else 0.0 for r in ranks]))}
+        return {"score": ndcg(similar.toarray(), scored, contexts)}
     labels, expected = ([row["label"] for row in part] for part in (rows, scored))
     if table.metric == "spearman":
         predicted = Ridge().fit(features(rows), np.float64(labels)).predict(features(scored))
@@ -193,6 +198,21 @@ def with_rows(predicted: Sequence[str], expected: Sequence[str]) -> Row:
     return {"score": float(np.mean(right)), "right": "".join("01"[value] for value in right)}
 
 
+def trained(
+    case: Case, model: Any, collator: Any, rows: list[Row], scored: list[Row]
+) -> tuple[float, Any]:
+    """The mean loss of transformers' Trainer on encoded rows, and what it predicts for others."""
+    from transformers import Trainer, TrainingArguments
+
+    with tempfile.TemporaryDirectory(prefix="defaults_") as work:
+        arguments = TrainingArguments(
+            work, seed=case.seed, report_to=[], save_strategy="no", disable_tqdm=True
+        )
+        trainer = Trainer(model, arguments, collator, rows)
+        loss = trainer.train().training_loss
+        return round(loss, 4), trainer.predict(scored)
+
+
 def run_trainer(
     case: Case, table: Table, model: Path, rows: Sequence[Any], scored: Sequence[Any], length: int
 ) -> Row:
@@ -202,8 +222,6 @@ def run_trainer(
         AutoModelForSequenceClassification,
         AutoTokenizer,
         DataCollatorWithPadding,
-        Trainer,
-        TrainingArguments,
         set_seed,
     )
 
@@ -238,21 +256,11 @@ def run_trainer(
         ]
 
     classifier = AutoModelForSequenceClassification.from_pretrained(model, **options)
-    with tempfile.TemporaryDirectory(prefix="defaults_") as work:
-        arguments = TrainingArguments(
-            work, seed=case.seed, report_to=[], save_strategy="no", disable_tqdm=True
-        )
-        trainer = Trainer(
-            classifier,
-            arguments,
-            DataCollatorWithPadding(tokenizer),
-            encoded(rows),
-            processing_class=tokenizer,
-        )
-        trained = trainer.train()
-        logits = torch.tensor(trainer.predict(encoded(scored)).predictions)
+    collator = DataCollatorWithPadding(tokenizer)
+    loss, output = trained(case, classifier, collator, encoded(rows), encoded(scored))
+    logits = torch.tensor(output.predictions)
     expected = [row["label"] for row in scored]
-    result: Row = {"loss": round(trained.training_loss, 4)}
+    result: Row = {"loss": loss}
     if table.metric == "spearman":
         return result | {"score": spearman(logits[:, 0], scored)}
     if table.metric == "f1_micro":
@@ -276,8 +284,6 @@ def run_tagger(
         AutoModelForTokenClassification,
         AutoTokenizer,
         DataCollatorForTokenClassification,
-        Trainer,
-        TrainingArguments,
     )
 
     from bert_recipe.tasks.ner.scores import entity_scores
@@ -297,18 +303,9 @@ def run_tagger(
         return {**batch, "labels": labels}
 
     tagger = AutoModelForTokenClassification.from_pretrained(model, num_labels=len(names))
-    with tempfile.TemporaryDirectory(prefix="defaults_") as work:
-        arguments = TrainingArguments(
-            work, seed=case.seed, report_to=[], save_strategy="no", disable_tqdm=True
-        )
-        trainer = Trainer(
-            tagger,
-            arguments,
-            DataCollatorForTokenClassification(tokenizer),
-            [encoded(block) for block in rows],
-        )
-        trained = trainer.train()
-        output = trainer.predict([encoded(block) for block in scored])
+    collator = DataCollatorForTokenClassification(tokenizer)
+    parts = [[encoded(block) for block in part] for part in (rows, scored)]
+    loss, output = trained(case, tagger, collator, *parts)
     predicted_entities, true_entities = [], []
     for block, logits, labels in zip(scored, output.predictions, output.label_ids, strict=True):
         tags = words_and_tags(block)[1]
@@ -316,7 +313,7 @@ def run_tagger(
         predicted_entities.append(entities([*predicted, *["O"] * (len(tags) - len(predicted))]))
         true_entities.append(entities(tags))
     score = entity_scores(true_entities, predicted_entities)["f1"]
-    return {"loss": round(trained.training_loss, 4), "score": float(score)}
+    return {"loss": loss, "score": float(score)}
 
 
 def run_sentence_transformers(
@@ -345,24 +342,20 @@ def run_sentence_transformers(
         trainer = SentenceTransformerTrainer(
             encoder, arguments, Dataset.from_dict(pairs), loss=loss
         )
-        trained = trainer.train()
+        outcome = trainer.train()
     if table.metric == "spearman":
         vectors = [
             encoder.encode([row[name] for row in scored], normalize_embeddings=True)
             for name in ("text", "pair")
         ]
         score = spearman((vectors[0] * vectors[1]).sum(axis=1), scored)
-        return {"loss": round(trained.training_loss, 4), "score": score}
+        return {"loss": round(outcome.training_loss, 4), "score": score}
     contexts = sorted({row["pair"] for row in scored})
     vectors = [
         encoder.encode(part, normalize_embeddings=True) for part in (texts_of(scored), contexts)
     ]
-    ranks = [
-        int((line > line[contexts.index(row["pair"])]).sum())
-        for line, row in zip(vectors[0] @ vectors[1].T, scored, strict=True)
-    ]
-    score = float(np.mean([1 / np.log2(r + 2) if r < 10 else 0.0 for r in ranks]))
-    return {"loss": round(trained.training_loss, 4), "score": score}
+    score = ndcg(vectors[0] @ vectors[1].T, scored, contexts)
+    return {"loss": round(outcome.training_loss, 4), "score": score}
 
 
 def mean_score(runs: Sequence[Row]) -> float:
