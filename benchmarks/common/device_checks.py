@@ -12,9 +12,11 @@ CPU, and the loss of many rows with float64.
 
 import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common.attention_check import implementation_checks
-from benchmarks.common.training import (
-    RandomDataset,
-    load_bert_config,
-    measured_trainer,
-)
+from benchmarks.common.shards import write_random_shards
+from benchmarks.common.training import load_bert_config, measured_trainer
 from bert_recipe.config import LoaderConfig, ParallelConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.attention import default_implementation
 from bert_recipe.model.encoders.bert import BertForPreTraining
@@ -187,8 +187,14 @@ def prepare_step(
         model = model_class(config)
     task = PretrainingTask(case.encoder == "bert", sizes.seq_length)
     runtime = Runtime(device, case.precision)
-    dataset = RandomDataset(sizes.batch_size, sizes.seq_length, config.vocab_size)
-    dataset.lengths[-1] -= dataset.lengths.sum() % 16 == 0  # no product has only multiples of 16
+    num_sizes = 1 if case.has_filler else None
+    limits = MicroBatchLimits.of(loader, num_sizes, is_compiled=case.compile != "none")
+    with tempfile.TemporaryDirectory() as folder:
+        shape = (sizes.batch_size, sizes.seq_length, masked, config.vocab_size)
+        shards = write_random_shards(Path(folder), *shape, lengths_of(sizes))
+        dataset = PretrainingDataset(shards, config.vocab_size)
+        indices = np.arange(sizes.batch_size)
+        batch = make_step_batch(dataset, indices, limits, pin_memory=device.type == "cuda")
     strategies = {"compile": case.compile, "activation_checkpoint": case.activation_checkpoint}
     trainer = measured_trainer(
         model, task, dataset, runtime, sizes.batch_size, optimizer=optimizer, **strategies
@@ -197,10 +203,18 @@ def prepare_step(
         trainer.parallel.loss_scale.value.fill_(FLOAT16_SCALE)
     if case.attention != "auto":
         model.base_model.attention_implementation = case.attention
-    num_sizes = 1 if case.has_filler else None
-    limits = MicroBatchLimits.of(loader, num_sizes, is_compiled=case.compile != "none")
-    indices = np.arange(sizes.batch_size)
-    return trainer, make_step_batch(dataset, indices, limits, pin_memory=device.type == "cuda")
+    return trainer, batch
+
+
+def lengths_of(sizes: Sizes) -> np.ndarray:
+    """Of the samples: the second half of them is shorter, and no product of matrices has only
+    multiples of 16.
+    """
+    random = np.random.default_rng(0)
+    lengths = random.integers(sizes.seq_length // 8, sizes.seq_length + 1, sizes.batch_size)
+    lengths[: sizes.batch_size // 2] = sizes.seq_length
+    lengths[-1] -= lengths.sum() % 16 == 0
+    return lengths
 
 
 def step_loss(trainer: Trainer, batch: StepBatch) -> float:

@@ -80,21 +80,28 @@ def pretraining_flags(
     return [*(f"--{name}={value}" for name, value in flags.items()), *map(str, more)]
 
 
-def write_random_shards(folder: Path, samples: int, length: int, num_masked: int) -> Path:
-    """A shard of random ids in the format of create_pretraining_data.py, all samples of full
-    length.
+def write_random_shards(
+    folder: Path,
+    samples: int,
+    length: int,
+    num_masked: int,
+    vocab_size: int = 30_000,
+    lengths: np.ndarray | None = None,
+) -> Path:
+    """A shard of random ids in the format of create_pretraining_data.py. lengths: of the samples;
+    by default the full one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
-    shape = (samples, length)
+    lengths_n1 = np.reshape([length] * samples if lengths is None else lengths, (-1, 1))
+    column_S, masked_P = np.arange(length), np.arange(num_masked)
+    is_masked_nP = masked_P < np.maximum(num_masked * lengths_n1 // length, 1)
     rows = {
-        "input_ids": random.integers(1000, 30000, shape).astype(np.uint16),
-        "input_mask": np.ones(shape, np.int8),
-        "segment_ids": np.broadcast_to(np.arange(length) * 2 // length, shape).astype(np.int8),
-        "masked_lm_positions": np.broadcast_to(
-            1 + np.arange(num_masked), (samples, num_masked)
-        ).astype(np.uint16),
-        "masked_lm_ids": random.integers(1000, 30000, (samples, num_masked)).astype(np.uint16),
+        "input_ids": random.integers(0, vocab_size, (samples, length)).astype(np.uint16),
+        "input_mask": (column_S < lengths_n1).astype(np.int8),
+        "segment_ids": (column_S >= lengths_n1 // 2).astype(np.int8),
+        "masked_lm_positions": (is_masked_nP * (1 + masked_P)).astype(np.uint16),
+        "masked_lm_ids": random.integers(0, vocab_size, (samples, num_masked)).astype(np.uint16),
         "next_sentence_labels": random.integers(0, 2, samples).astype(np.int8),
     }
     with h5py.File(folder / "shard_000.hdf5", "w") as file:
