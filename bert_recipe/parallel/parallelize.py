@@ -23,33 +23,37 @@ from bert_recipe.parallel.compilation import EagerFallback, compile_module, prep
 from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
 from bert_recipe.parallel.deepspeed import engine_strategy
 from bert_recipe.parallel.offload import OffloadedModel
+from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.utils.device import allocate
-from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.memory import total_memory
 
 
 def parallelize(
     model: PreTrainedModel,
     config: ParallelConfig,
-    precision: Precision,
-    device: torch.device,
-    distributed: DistributedContext,
+    runtime: Runtime,
+    trains: bool = True,
     frozen_models: Sequence[PreTrainedModel] = (),
     falls_back: bool = False,
 ) -> ParallelModel:
-    """Moves `model` to `device` and precision, initialized if on the meta device, and applies the
-    strategies.
+    """Moves `model` to the device and precision, initialized if on the meta device, and applies the
+    strategies. Raises UserError if it is larger than the device.
 
     config: the strategies.
-    precision: of the passes; `pure` also of the weights.
-    device: where the passes run.
-    distributed: the processes of the run.
+    runtime: its device, precision, which if `pure` is also that of the weights, and processes.
+    trains: whether the model gets an optimizer; else all of its weights are loaded, and those of a
+        model on the meta device have no initial values.
     frozen_models: others that the task's objective calls (see Task). Each process has all of them;
     they are moved, and get the attention and the compilation of the run.
     falls_back: whether an error of the compiler, which nobody asked for, does not end the run.
     """
+    precision, device, distributed = runtime.precision, runtime.device, runtime.distributed
+    strategy = strategy_of(config, distributed.world_size, precision.pure)
+    holds_state = trains and not strategy.shards_only_state
+    check_memory(model, config, runtime, tensors_per_parameter=3 if holds_state else 1)
     if config.shard_degree == 1:
-        materialize(model, device)
+        materialize(model, device, initializes=trains)
     for frozen_model in frozen_models:
         freeze(frozen_model, precision, device)
     models = (model, *frozen_models)
@@ -61,7 +65,6 @@ def parallelize(
         use_float8(model.all_layers, device)
     if config.activation_checkpoint != "none":
         checkpoint_activations(model.all_layers, config.activation_checkpoint)
-    strategy = strategy_of(config, distributed.world_size, precision.pure)
     fallback = None
     if config.compiles:
         fallback = EagerFallback(distributed.is_main) if falls_back else None
@@ -115,15 +118,48 @@ def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "a
 
 
 @torch.no_grad()
-def materialize(model: PreTrainedModel, device: torch.device) -> None:
-    """Moves `model` to `device`. A model on the meta device is initialized; the values do not
-    depend on the device.
+def materialize(model: PreTrainedModel, device: torch.device, initializes: bool = True) -> None:
+    """Moves `model` to `device`. A model on the meta device is initialized, unless its weights will
+    be loaded; the values do not depend on the device.
     """
-    if any(p.is_meta for p in model.parameters()):
-        allocate(model, device)
-        model.init_weights()
-    else:
+    if not any(p.is_meta for p in model.parameters()):
         model.to(device)
+        return
+    allocate(model, device)
+    if initializes:
+        model.init_weights()
+
+
+def check_memory(
+    model: PreTrainedModel, config: ParallelConfig, runtime: Runtime, tensors_per_parameter: int
+) -> None:
+    """Raises UserError if the model alone needs more memory than the device has. Activations are
+    not counted.
+
+    model: may be on the meta device.
+    config: the strategies.
+    runtime: its device, precision and processes.
+    tensors_per_parameter: that each process holds at once, 1 for weights, 3 with two moments;
+        float32, except in prediction with --use-pure-fp16.
+    """
+    precision, device = runtime.precision, runtime.device
+    itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
+    num_parameters = sum(p.numel() for p in model.parameters())
+    needed = num_parameters * itemsize * tensors_per_parameter / config.shard_degree
+    if config.cpu_offload:
+        device = torch.device("cpu")
+    if device.type == "cuda":
+        total: float = torch.cuda.get_device_properties(device).total_memory
+    else:  # shared by the processes of a machine
+        needed *= runtime.distributed.local_world_size
+        total = total_memory()
+    if needed > total:
+        state = " with their optimizer state" if tensors_per_parameter > 1 else ""
+        raise UserError(
+            f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} "
+            f"GiB{state}, and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more "
+            "GPUs with --data-parallel-shard-degree"
+        )
 
 
 def check_parallel(config: RunConfig, device: torch.device) -> None:

@@ -42,8 +42,7 @@ from bert_recipe.tasks.task import PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
 from bert_recipe.training.run import DIGITS
-from bert_recipe.training.setup import check_memory, open_report
-from bert_recipe.utils.device import allocate
+from bert_recipe.training.setup import open_report
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line
@@ -112,15 +111,9 @@ def load_fine_tuned(
     head: a key of modeling.MODELS; the folder must have all of it.
     strategies: by default those of one process.
     """
-    strategies = strategies or ParallelConfig()
     with torch.device("meta"):
         model = make_model(head, config)
-    check_memory(model, strategies, runtime)
-    if strategies.shard_degree == 1:  # no initial values, since all are loaded
-        allocate(model, runtime.device)
-    parallel = parallelize(
-        model, strategies, runtime.precision, runtime.device, runtime.distributed
-    )
+    parallel = parallelize(model, strategies or ParallelConfig(), runtime, trains=False)
     log = log if runtime.distributed.is_main else no_log
     load_weights(parallel, folder, log, needs_head=True)
     return parallel

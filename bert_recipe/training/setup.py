@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.config import ParallelConfig, RunConfig
+from bert_recipe.config import RunConfig
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -23,7 +23,7 @@ from bert_recipe.optimization.precision import (
 )
 from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.compilation import check_compile
-from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
+from bert_recipe.parallel.parallelize import check_parallel, parallelize
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.benchmark import Benchmark
@@ -50,7 +50,6 @@ from bert_recipe.utils.device import (
 from bert_recipe.utils.distributed import DistributedContext, init_distributed
 from bert_recipe.utils.errors import UserError, is_out_of_memory
 from bert_recipe.utils.measure import Stopwatch
-from bert_recipe.utils.memory import total_memory
 from bert_recipe.utils.progress import print_line
 
 
@@ -112,62 +111,20 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
         runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
 
 
-def check_memory(
-    model: PreTrainedModel,
-    parallel: ParallelConfig,
-    runtime: Runtime,
-    tensors_per_parameter: int = 1,
-) -> None:
-    """Raises UserError if the model alone needs more memory than the device has. Activations are
-    not counted.
-
-    model: may be on the meta device.
-    parallel: the strategies.
-    runtime: its device, precision and processes.
-    tensors_per_parameter: 1 for weights, 3 with two moments; float32, except in prediction with
-        --use-pure-fp16.
-    """
-    precision, distributed = runtime.precision, runtime.distributed
-    if strategy_of(parallel, distributed.world_size, precision.pure).shards_only_state:
-        tensors_per_parameter = 1  # the weights, which each process first holds
-    itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
-    num_parameters = sum(p.numel() for p in model.parameters())
-    device = runtime.device
-    needed = num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree
-    if parallel.cpu_offload:
-        device = torch.device("cpu")
-    if device.type == "cpu":  # shared by the processes of a machine
-        needed *= distributed.local_world_size
-    if device.type == "cuda":
-        total: float = torch.cuda.get_device_properties(device).total_memory
-    else:
-        total = total_memory()
-    if needed > total:
-        state = " with their optimizer state" if tensors_per_parameter > 1 else ""
-        raise UserError(
-            f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} "
-            f"GiB{state}, and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more "
-            "GPUs with --data-parallel-shard-degree"
-        )
-
-
 def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = None) -> Trainer:
     """The trainer of a run, with the state that it starts from. model: the run's, also on the meta
     device; by default a new one.
     """
     torch.manual_seed(run.record.seed)
     model = model or run.make_model()
-    check_memory(model, run.parallel, runtime, tensors_per_parameter=3)
     num_frozen = run.settings.trainer.freeze_layers
     if num_frozen is not None:
         freeze_lowest_layers(model, num_frozen)
     parallel = parallelize(
         model,
         run.parallel,
-        runtime.precision,
-        runtime.device,
-        runtime.distributed,
-        run.task.frozen_models,
+        runtime,
+        frozen_models=run.task.frozen_models,
         falls_back=run.settings.parallel.compile == "auto",
     )
     learning_rate = LearningRate(run.values.schedule.learning_rate, parallel.optimizer_device)

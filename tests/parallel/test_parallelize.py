@@ -31,6 +31,7 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import prepare_compilation
 from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
 from bert_recipe.parallel.parallelize import check_parallel, parallelize
+from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.utils.command_line import Arguments
 from bert_recipe.utils.distributed import DistributedContext, init_distributed
@@ -49,13 +50,8 @@ def make_parallel(
     torch.manual_seed(0)
     with torch.device("meta" if on_meta else "cpu"):
         model = BertForPreTraining(CONFIG)
-    return parallelize(
-        model,
-        ParallelConfig(compile, **config),
-        precision,
-        CPU,
-        distributed or DistributedContext(),
-    )
+    runtime = Runtime(CPU, precision, distributed or DistributedContext())
+    return parallelize(model, ParallelConfig(compile, **config), runtime)
 
 
 def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():

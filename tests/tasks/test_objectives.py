@@ -38,7 +38,6 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM, BertForTokenClassification
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
-from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
@@ -46,7 +45,6 @@ from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.training.evaluation import evaluate
 from bert_recipe.training.library import OwnTask, make_settings, make_trainer, train
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
-from bert_recipe.utils.distributed import DistributedContext
 
 CONFIG = BertConfig(**{**TINY, "vocab_size": 200, **NO_DROPOUT}, labels=("replaced",))
 LENGTHS = (32, 32, 19, 8)
@@ -148,8 +146,8 @@ def test_a_mean_over_all_tokens_and_a_second_model_need_no_other_trainer(batch_s
 def test_a_second_model_has_the_attention_and_the_compilation_of_the_run(compiled):
     """The first call compiles, so that nothing is compiled here."""
     task = make_task()
-    options = ParallelConfig(compiled), Precision(), CPU, DistributedContext()
-    model = parallelize(discriminator(), *options, task.frozen_models).model
+    options = ParallelConfig(compiled), Runtime(CPU)
+    model = parallelize(discriminator(), *options, frozen_models=task.frozen_models).model
     for each in (model, task.generator):
         assert each.is_compiled
         assert each.base_model.attention_implementation == COMPILED_ON_CPU
@@ -166,8 +164,7 @@ def test_all_encoders_of_a_model_are_prepared():
     assert model.encoders == [model.bert, model.generator]
     generator_flops = training_flops(model.generator, LENGTHS, 0)
     assert training_flops(model, LENGTHS, 4) == one_encoder + generator_flops
-    options = ParallelConfig("layers"), Precision(), CPU, DistributedContext()
-    prepared = parallelize(model, *options).model
+    prepared = parallelize(model, ParallelConfig("layers"), Runtime(CPU)).model
     assert all(layer._compiled_call_impl is not None for layer in prepared.generator.layers)
     implementations = {encoder.attention_implementation for encoder in prepared.encoders}
     assert implementations == {COMPILED_ON_CPU}
