@@ -136,8 +136,8 @@ def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
     rates = {OURS: (2.0, 4.0, 3.0), THEIRS: (1.0, 1.0, 2.0)}
     runs = [
         {"contestant": name, "seed": seed, "f1": value, rate: rates[name][seed]}
-        for name, found in values.items()
-        for seed, value in enumerate(found)
+        for name, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
     ]
     half = 4.3026527 / 3**0.5
     interval = f"{OURS} +1 (95% interval {1 - half:+.2g} to {1 + half:+.2g})"

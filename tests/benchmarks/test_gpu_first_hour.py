@@ -91,8 +91,8 @@ def test_items_that_fail_do_not_end_the_others_and_late_ones_are_skipped(tmp_pat
     def fail() -> dict:
         raise RuntimeError("no kernel")
 
-    found = {"ok": True, "times": {"median": 0.123456}, "table": "a\nb"}
-    items = [Item("fails", 1, fail), Item("works", 1, lambda: found), Item("late", 6000, fail)]
+    result = {"ok": True, "times": {"median": 0.123456}, "table": "a\nb"}
+    items = [Item("fails", 1, fail), Item("works", 1, lambda: result), Item("late", 6000, fail)]
     assert not do_items(items, tmp_path / "call.json", 600, False)
     results = read_json(tmp_path / "call.json")["results"]
     assert [result.get("ok") for result in results] == [False, True, None]
@@ -144,13 +144,13 @@ def test_a_call_ends_where_an_item_has_spoiled_the_device_and_is_continued(tmp_p
         raise RuntimeError("illegal memory access")
 
     items = [Item("fails", 0, fail), Item("works", 0, lambda: {"ok": True})]
-    path, found = tmp_path / "call.json", []
+    path, outcomes = tmp_path / "call.json", []
     for works, continues in ((False, False), (True, True)):
         monkeypatch.setattr(calls, "device_works", lambda works=works: works)
         assert not do_items(items, path, 60, continues)
         results = read_json(path)["results"]
-        found.append({result["item"]: result["ok"] for result in results})
-    assert found == [{"fails": False}, {"fails": False, "works": True}]
+        outcomes.append({result["item"]: result["ok"] for result in results})
+    assert outcomes == [{"fails": False}, {"fails": False, "works": True}]
 
 
 def test_an_item_leaves_no_deterministic_kernels_to_the_next(tmp_path):

@@ -160,10 +160,10 @@ class StandIn:
         """Of each case the arguments, the number of processes and, unless it is run_pretraining,
         the program.
         """
-        given, found = self.folder / "cases.json", self.folder / "results.json"
+        given, results = self.folder / "cases.json", self.folder / "results.json"
         given.write_text(json.dumps(cases))
-        self.start("program.py", given, found)
-        return read_json(found)
+        self.start("program.py", given, results)
+        return read_json(results)
 
 
 @pytest.fixture(scope="module")
@@ -179,11 +179,11 @@ def estimate(argv: list[str], count: int) -> float:
     return float(re.search(r"total +(\d+\.\d+)", printed.stdout)[1]) * unit
 
 
-def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:
+def check_memory(name: str, argv: list[str], count: int, result: dict) -> None:
     expected = estimate(argv, count)
     # For benchmarks/what_was_tried.md.
-    print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")
-    assert found["peak"] == pytest.approx(expected, rel=TOLERANCE)
+    print(f"| {name} | {expected / 2**30:.1f} | {result['peak'] / 2**30:.1f} |")
+    assert result["peak"] == pytest.approx(expected, rel=TOLERANCE)
 
 
 @pytest.fixture(scope="module")
@@ -253,9 +253,9 @@ def test_both_phases_of_a_preset_run_and_fit(stand_in, checkout, tmp_path, scrip
             stand_in.command(length, *argv, *fresh),
             processes_of(call),
         )
-    for name, found in stand_in.run(cases).items():
-        assert not found["error"], found["error"]
-        check_memory(name, *cases[name], found)
+    for name, result in stand_in.run(cases).items():
+        assert not result["error"], result["error"]
+        check_memory(name, *cases[name], result)
 
 
 @pytest.mark.parametrize("mode", ["", "without-waits"])
@@ -375,13 +375,13 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
             *question,
         ),
     }
-    found = stand_in.run(
+    results = stand_in.run(
         {
             name: ([*map(str, words)], 8 if "GPUs" in name else 1, program)
             for name, (program, *words) in cases.items()
         }
     )
-    assert {name: result["error"] for name, result in found.items()} == dict.fromkeys(cases, "")
+    assert {name: result["error"] for name, result in results.items()} == dict.fromkeys(cases, "")
 
 
 def test_the_attention_in_triton_is_compiled_once_for_streams_of_all_sizes(stand_in):

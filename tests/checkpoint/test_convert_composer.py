@@ -147,8 +147,8 @@ def test_a_checkpoint_has_its_logits_and_its_tokenizer(tmp_path, names):
         .prediction_logits[..., :VOCAB]
     )
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()(ids).logits
-    for found in (ours, theirs):
-        torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-4)
+    for logits in (ours, theirs):
+        torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("word3 word4", add_special_tokens=False)["input_ids"] == [8, 9]
 

@@ -415,9 +415,9 @@ REFUSED = {
         f"{key} {value!r}": (
             params(**{key: value}),
             (),
-            (f"optimizer.params.{key} is {found}", flag),
+            (f"optimizer.params.{key} is {shown}", flag),
         )
-        for key, value, found, flag in (
+        for key, value, shown, flag in (
             ("lr", "fast", "'fast'", "--learning-rate"),
             ("eps", 0, "0", "--epsilon"),
             ("weight_decay", True, "True", "--weight-decay"),

@@ -180,7 +180,7 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(
     lengths_a, lengths_b = np.array([(len(pair.tokens_a), len(pair.tokens_b)) for pair in slow]).T
     second = lengths_b + 1 if next_sentence_prediction else 0 * lengths_b
     is_random = np.mean([pair.is_random_next for pair in slow])
-    for found, expected in (
+    for value, expected in (
         (len(fast["input_ids"]), pytest.approx(len(slow), rel=0.05)),  # three standard deviations
         (
             fast["input_mask"].sum(axis=1).mean(),
@@ -189,7 +189,7 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(
         (fast["segment_ids"].sum(axis=1).mean(), pytest.approx(second.mean(), rel=0.06)),
         ((fast["next_sentence_labels"] == 1).mean(), pytest.approx(is_random, abs=0.03)),
     ):
-        assert found == expected
+        assert value == expected
 
 
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.5])

@@ -57,7 +57,7 @@ def test_file_is_complete_or_unchanged_and_has_the_permissions_of_new_files(tmp_
         raise ZeroDivisionError
     plain.write_text("")
     assert path.read_text() == "old" and path.stat().st_mode == plain.stat().st_mode
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "plain"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "plain"]
 
 
 def test_run_unlinks_links_and_stray_files_among_its_leftovers(inputs, tmp_path):

@@ -48,10 +48,10 @@ def rows_of(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     return rows
 
 
-def assert_same_rows(found, expected) -> None:
-    assert found.keys() == expected.keys() and len(found) > 0
+def assert_same_rows(ours, expected) -> None:
+    assert ours.keys() == expected.keys() and len(ours) > 0
     for name, rows in expected.items():
-        assert all(np.array_equal(found[name][key], rows[key]) for key in KEYS), name
+        assert all(np.array_equal(ours[name][key], rows[key]) for key in KEYS), name
 
 
 @pytest.mark.parametrize("workers", [1, 2])

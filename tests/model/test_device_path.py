@@ -180,13 +180,13 @@ def test_ddp_copies_each_input_of_the_model_to_its_device():
 
     sums = trainer.task.sums(ddp, micro_batch)
     assert all(value.device == META for value in sums.values())
-    (found,), named = copied
-    assert found.keys() == micro_batch.keys() and named == {"objective": trainer.task.objective}
+    (on_meta,), named = copied
+    assert on_meta.keys() == micro_batch.keys() and named == {"objective": trainer.task.objective}
     for name, value in micro_batch.items():
         if isinstance(value, torch.Tensor):
-            assert found[name].device == META
+            assert on_meta[name].device == META
         else:
-            assert found[name] == value
+            assert on_meta[name] == value
 
 
 def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():

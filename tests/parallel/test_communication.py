@@ -92,8 +92,8 @@ def muon_on_copies() -> dict:
 def muon_on_shards(ranks: int) -> dict:
     """The ranks' rows of each matrix go to its owner and back; and the norm of all gradients."""
     rows = [size([shape], ranks) // ranks for shape in MATRICES]
-    found = Counter((kind, count, ranks) for count in rows for kind in ("gather", "scatter"))
-    return found | {("all_gather", 8, ranks): 1}
+    calls = Counter((kind, count, ranks) for count in rows for kind in ("gather", "scatter"))
+    return calls | {("all_gather", 8, ranks): 1}
 
 
 @dataclass(frozen=True)

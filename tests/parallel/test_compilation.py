@@ -162,14 +162,14 @@ def test_compiling_processes_ignore_what_stops_the_run_and_the_run_does_not(monk
     """Signals may go to all processes, and the evaluation that compiles is finished first."""
     stopping = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in stopping]
-    found = []
+    handlers = []
     monkeypatch.setattr(
         AsyncCompile,
         "warm_pool",
-        lambda: found.extend(signal.getsignal(number) for number in stopping),
+        lambda: handlers.extend(signal.getsignal(number) for number in stopping),
     )
     start_workers()
-    assert found == [signal.SIG_IGN] * 2 and signal.SIG_IGN not in before
+    assert handlers == [signal.SIG_IGN] * 2 and signal.SIG_IGN not in before
     assert [signal.getsignal(number) for number in stopping] == before
 
 

@@ -197,17 +197,17 @@ def optimizer_tensors(output: Path, step: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", FLOAT32)
 def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder, name):
     expected = folder / "one process"
-    found = folder / name
-    assert len(losses(found)) == STEPS
-    assert (records(found, "grad_norm")[2] > 1.0).all()  # it is clipped
+    sharded = folder / name
+    assert len(losses(sharded)) == STEPS
+    assert (records(sharded, "grad_norm")[2] > 1.0).all()  # it is clipped
     for key, tolerance in (("loss", 1e-6), ("grad_norm", 2e-6), ("eval_loss", 1e-6)):
-        assert max_difference(records(expected, key), records(found, key)) < tolerance
+        assert max_difference(records(expected, key), records(sharded, key)) < tolerance
     assert (
-        max_difference(optimizer_tensors(expected, STEPS), optimizer_tensors(found, STEPS)) < 1e-6
+        max_difference(optimizer_tensors(expected, STEPS), optimizer_tensors(sharded, STEPS)) < 1e-6
     )
-    ours, theirs = (steps_folder(output) / str(STEPS) for output in (expected, found))
+    ours, theirs = (steps_folder(output) / str(STEPS) for output in (expected, sharded))
     assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
-    assert steps_in(found) == ["5", "10"]
+    assert steps_in(sharded) == ["5", "10"]
 
 
 @pytest.mark.parametrize(
@@ -244,11 +244,11 @@ def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(
 @pytest.mark.parametrize("stage", FLOAT16)
 def test_float16_and_a_skipped_step_are_those_of_one_process(folder, stage):
     expected = folder / "one process fp16"
-    found = folder / f"ZeRO {stage} fp16"
-    for output in (expected, found):
+    sharded = folder / f"ZeRO {stage} fp16"
+    for output in (expected, sharded):
         assert progress(output, STEPS)["loss_scale"] == {"value": 512, "clean_steps": STEPS - 2}
         assert progress(output, STEPS)["samples_consumed"] == (STEPS + 1) * 23
-    assert max_difference(records(expected, "loss"), records(found, "loss")) < 1e-3
+    assert max_difference(records(expected, "loss"), records(sharded, "loss")) < 1e-3
 
 
 @pytest.mark.parametrize("name", [*MOVES, "ZeRO 3 alone"])

@@ -343,7 +343,7 @@ def check_gradients_stay_in_buckets(distributed: DistributedContext) -> None:
             )
         parallel.step(optimizer, 1.0)
     assert (
-        len(places) > 5 and len(places[1]) < 5 and all(found == places[1] for found in places[1:])
+        len(places) > 5 and len(places[1]) < 5 and all(place == places[1] for place in places[1:])
     )
 
 

@@ -90,11 +90,11 @@ def recorded():
     RECORD.write_text(json.dumps([*others, record], indent=2) + "\n")
 
 
-def compare(expected: dict, found: dict, tolerance: float) -> None:
+def compare(expected: dict, logged: dict, tolerance: float) -> None:
     """Compares the logged values to rounding."""
-    assert found["learning_rate"] == pytest.approx(expected["learning_rate"], rel=1e-6)
-    assert found["loss"] == pytest.approx(expected["loss"], rel=tolerance)
-    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=10 * tolerance)
+    assert logged["learning_rate"] == pytest.approx(expected["learning_rate"], rel=1e-6)
+    assert logged["loss"] == pytest.approx(expected["loss"], rel=tolerance)
+    assert logged["grad_norm"] == pytest.approx(expected["grad_norm"], rel=10 * tolerance)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -46,11 +46,11 @@ def test_scores_of_both_runs_are_those_of_the_task(tmp_path, kind):
     for name in "ab" if "other separator" in kind else "":
         (tmp_path / name / "predicted_by.json").write_text(json.dumps(RECORD))
     first, second = (read_model(tmp_path / name) for name in "ab")
-    found = list(differences_of(first, second))
+    scored = list(differences_of(first, second))
     percent = 100 if kind == "SQuAD" else 1
-    names = ["_".join(filter(None, (one.set_name, one.name))) for one in found]
+    names = ["_".join(filter(None, (one.set_name, one.name))) for one in scored]
     assert {*names} == {name for name in expected[0] if (kind, name) not in NOT_COMPARED}
-    for name, one in zip(names, found, strict=True):
+    for name, one in zip(names, scored, strict=True):
         means = [scores[name] / percent for scores in expected]
         assert one.difference.means == pytest.approx(means, abs=1e-6), name
         low, high = one.difference.interval

@@ -150,5 +150,5 @@ def command_alone(inputs: RunInputs, folder: Path) -> list[str]:
 def assert_losses_as_in(folder: Path, run: ElasticRun) -> None:
     expected = losses(folder)
     assert sorted(run.losses()) == sorted(expected) == list(range(1, STEPS + 1))
-    for step, found in run.losses().items():
-        assert list(found) == pytest.approx([expected[step]] * len(found), rel=1e-6)
+    for step, logged in run.losses().items():
+        assert list(logged) == pytest.approx([expected[step]] * len(logged), rel=1e-6)

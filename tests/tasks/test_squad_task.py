@@ -197,7 +197,7 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
 
 
 @pytest.mark.parametrize(
-    ("context", "answer", "start", "found"),
+    ("context", "answer", "start", "text"),
     [
         ("He was  born in Rome.", "was born", 3, "was  born"),  # a run of spaces counts as one
         ("He was born in Rome.", "Rome", 17, "Rome"),  # off by one inside the same word
@@ -206,11 +206,11 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
         ("it was \ud83d Bob \udc00 again", "Bob", 9, "Bob"),  # lone surrogates
     ],
 )
-def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
+def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, text):
     dataset = SquadDataset(
         squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True
     )
-    assert dataset.span_text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
+    assert dataset.span_text(0, dataset.start_positions[0], dataset.end_positions[0]) == text
 
 
 def entry(**changes):

@@ -114,7 +114,7 @@ def call_on_main(distributed, folder):
         except UserError as error:
             errors.append([type(error).__name__, str(error)])
     return {
-        "found": returned,
+        "returned": returned,
         "calls": calls,
         "errors": errors,
         "sum": distributed.all_reduce_sum([1]),
@@ -123,7 +123,7 @@ def call_on_main(distributed, folder):
 
 def test_on_main_calls_once_and_returns_or_raises_on_all_ranks(tmp_path):
     main, other = run_distributed(call_on_main, tmp_path, str(tmp_path))
-    assert main["found"] == other["found"] == [{"checkpoint": None, "steps": [1, 2]}, None]
+    assert main["returned"] == other["returned"] == [{"checkpoint": None, "steps": [1, 2]}, None]
     assert main["calls"] == [0, 0, 0] and other["calls"] == []
     assert main["errors"] == [["UserError", "the folder is empty"]] * 2
     assert [name for name, _ in other["errors"]] == ["PeerError"] * 2

@@ -46,7 +46,7 @@ BEIJING = "上海和北京是大城市，他们离开了家，去了北京大学
 
 
 @pytest.mark.parametrize(
-    ("context", "answer", "start", "found"),
+    ("context", "answer", "start", "place"),
     [
         (BEIJING, "北京", 19, 19),
         (BEIJING, "北京", 20, 19),  # off by one: the nearest
@@ -64,6 +64,6 @@ BEIJING = "上海和北京是大城市，他们离开了家，去了北京大学
         ("😀😀去北京，去北京", "北京", 5, 3),
     ],
 )
-def test_a_misplaced_answer_is_the_nearest_one_or_none(context, answer, start, found):
-    expected = None if found is None else (found, found + len(answer))
+def test_a_misplaced_answer_is_the_nearest_one_or_none(context, answer, start, place):
+    expected = None if place is None else (place, place + len(answer))
     assert answer_characters(context, Answer(answer, start)) == expected
