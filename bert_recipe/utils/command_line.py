@@ -3,7 +3,6 @@ value, defaults in the help, one-line errors, and frozen results.
 """
 
 import argparse
-import difflib
 import itertools
 import re
 import shlex
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from bert_recipe.utils.errors import error_line, print_error, reports_errors
+from bert_recipe.utils.suggestions import suggestion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -361,7 +361,7 @@ class ArgumentParser(argparse.ArgumentParser):
                 if flag in self._option_string_actions:
                     words.append(word)
                 else:
-                    unknown.append(word + self._suggestion(flag))
+                    unknown.append(word + suggestion(flag, self._option_string_actions))
                 continue
             has_value_after = not value and following != "" and not is_flag(following)
             if foreign.is_accepted:
@@ -381,10 +381,6 @@ class ArgumentParser(argparse.ArgumentParser):
         if complaints:
             self.error("; ".join(complaints))
         return words
-
-    def _suggestion(self, flag: str) -> str:
-        close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
-        return f": did you mean {close[0]}?" if close else ""
 
     def refuse_without_effect(
         self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]

@@ -437,8 +437,25 @@ def test_one_message_answers_all_flags_of_a_command_line(parse, words, advice, c
     assert all(text in error for text in advice), error
 
 
-def test_a_flag_that_is_not_close_gets_no_suggestion(capsys):
-    assert "did you mean" not in error_of(pretraining, ["--wandb-run"], capsys)
+@pytest.mark.parametrize(
+    ("parse", "typed", "meant"),
+    [
+        (parser(run_glue), "--text-pair-column", "--text-column or --pair-column"),
+        (parser(run_glue), "--column-pair", "--pair-column"),
+        (parser(run_glue), "--batch-size-train", "--train-batch-size"),
+        (parser(run_glue), "--best-metric-for-model", "--metric-for-best-model"),
+        (parser(run_glue), "--trainfile", "--train-file"),
+        (parser(run_glue), "--label-col", "--label-column"),
+        (parser(run_glue), "--lerning-rate", "--learning-rate"),
+        (pretraining, "--eval-directory", "--eval-dir"),
+        (parser(run_glue), "--model-checkpoint", None),  # not --from-checkpoint
+        (parser(run_ner), "--tag-column", None),  # not --text-column
+        (pretraining, "--wandb-run", None),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_those_that_have_its_words(parse, typed, meant, capsys):
+    _, _, suggestion = error_of(parse, [typed, "x"], capsys).partition(": did you mean ")
+    assert suggestion.partition("?")[0] == (meant or "")
 
 
 @pytest.mark.parametrize("page", ["hugging_face", "sentence_transformers"])
