@@ -19,10 +19,11 @@ from benchmarks.fine_tuning_defaults import shown_difference
 from benchmarks.speed_picture import TITLES, read_rows
 from bert_recipe.reporting.paired_scores import holm
 
+PERFORMANCE = "docs/performance.md"
 HEADING = re.compile(r"^## ", re.MULTILINE)
 # Of performance.md all tables are results, of other pages those of a section.
 TABLES = [
-    ("docs/performance.md", ""),
+    (PERFORMANCE, ""),
     ("README.md", "Results"),
     ("docs/continue_pretraining.md", "What was measured?"),
     ("docs/after_training.md", "What do 8 bits cost?"),
@@ -36,16 +37,22 @@ CONTESTANTS = {
 }
 
 
-def section_of(page: str, section: str) -> str:
-    """The text of a page below the heading that begins with `section`."""
+def text_of(page: str, section: str = "") -> str:
+    """The text of a page, or of it below the heading that begins with `section`."""
     text = (ROOT / page).read_text(encoding="utf-8")
+    if not section:
+        return text
     (part,) = (part for part in HEADING.split(text) if part.startswith(section))
     return part
 
 
+def words_of(page: str, section: str = "") -> str:
+    """The same, as one line."""
+    return " ".join(text_of(page, section).split())
+
+
 def result_rows(page: str, section: str) -> list[str]:
-    text = section_of(page, section) if section else (ROOT / page).read_text(encoding="utf-8")
-    lines = [line for line in text.split("\n") if line.startswith("|")]
+    lines = [line for line in text_of(page, section).split("\n") if line.startswith("|")]
     separators = {number for number, line in enumerate(lines) if set(line) <= set("|- ")}
     headers = {number - 1 for number in separators}
     return [line for number, line in enumerate(lines) if number not in separators | headers]
@@ -110,7 +117,7 @@ def rounds_to(value: float, figure: str) -> bool:
 
 
 def test_rates_and_ratios_of_performance_md_are_those_of_their_files():
-    rows = read_rows((ROOT / "docs/performance.md").read_text(encoding="utf-8"))
+    rows = read_rows(text_of(PERFORMANCE))
     assert {row.section for row in rows} == set(TITLES)
     for row in rows:
         numbers = [cell.replace(",", "") for cell in row.cells if re.fullmatch(r"[\d,.]+", cell)]
@@ -125,7 +132,7 @@ def test_rates_and_ratios_of_performance_md_are_those_of_their_files():
 def test_the_picture_of_speed_has_the_rows_of_performance_md(tmp_path):
     speed_picture.main(["--drawing", str(tmp_path / "speed.svg")])
     drawn = (tmp_path / "speed.svg").read_text(encoding="utf-8")
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    page = text_of(PERFORMANCE)
     assert drawn == (ROOT / "docs/speed.svg").read_text(encoding="utf-8")
     assert drawn.count("<circle") == len(read_rows(page)) + len(speed_picture.MACHINES)
     assert "](speed.svg)" in page
@@ -136,15 +143,15 @@ def test_one_command_makes_the_rows_of_ratios_again(capsys):
     speed_rows.main(words)
     speed_rows.main([*words, "--bf16"])
     listed = set(re.findall(r"([^/]+)\.json", capsys.readouterr().out))
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    page = text_of(PERFORMANCE)
     linked = set(re.findall(r"/results/(\w+-avx512-[^)]+)-\d{4}-\d\d-\d\d\.json", page))
     assert len(linked) >= 15 and linked <= listed
 
 
-def rows_and_results(section: str, page: str = "docs/performance.md") -> list[tuple[str, dict]]:
-    """Each row of a section, and what its file holds."""
+def rows_and_results(section: str) -> list[tuple[str, dict]]:
+    """Each row of a section of performance.md, and what its file holds."""
     rows = []
-    for row in result_rows(page, section):
+    for row in result_rows(PERFORMANCE, section):
         (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
         rows.append((row, read_result(name)))
     return rows
@@ -239,7 +246,7 @@ def test_cpu_seconds_until_a_loss_are_those_of_their_files():
 
 def test_what_updates_of_a_quiet_machine_would_take_is_that_of_their_file():
     times = read_result("update_time-4-fp32-2026-11-28.json")["implementations"]
-    words = " ".join(section_of("docs/performance.md", "How soon").split())
+    words = words_of(PERFORMANCE, "How soon")
     updates = {
         "ModernBERT, NorMuon, batches of 32": 258,
         "transformers ModernBERT, Muon, batches of 32, compiled": 250,
@@ -267,7 +274,7 @@ def test_figures_of_an_h100_are_those_of_their_file():
 
 
 def test_figures_of_data_preparation_are_those_of_their_file():
-    section = section_of("docs/performance.md", "How fast is data")
+    section = text_of(PERFORMANCE, "How fast is data")
     result = read_result("text_to_samples-2026-11-28.json")
     here, theirs = (
         side["megabytes_per_cpu_second"]["median"] for side in result["implementations"].values()
@@ -292,7 +299,7 @@ def test_differences_from_transformers_are_those_of_their_file():
 
 def ratios_of(machine: str, section: str) -> list[float]:
     """Of the rows of a machine (or `any`), medians; those of onnxruntime are told apart."""
-    rows = read_rows((ROOT / "docs/performance.md").read_text(encoding="utf-8"))
+    rows = read_rows(text_of(PERFORMANCE))
     return [
         row.rates.ratio["median"]
         for row in rows
@@ -308,7 +315,7 @@ def assert_is_range(text: str, ratios: list[float]) -> None:
 
 
 def test_ranges_of_ratios_in_words_are_those_of_the_rows():
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    page = text_of(PERFORMANCE)
     ranges = re.findall(r"^- (A[^:\n]*)(?:, float32)?: (.*)$", page, re.MULTILINE)
     told = [
         (text, ratios_of(machine.removesuffix(", float32"), section))
@@ -316,7 +323,7 @@ def test_ranges_of_ratios_in_words_are_those_of_the_rows():
         for text, section in re.findall(r"(\d[\d. to]*) in ([\w-]+)", line)
     ]
     assert len(told) == 11
-    for text in (page, (ROOT / "README.md").read_text(encoding="utf-8")):
+    for text in (page, text_of("README.md")):
         (first,) = re.findall(r"([\d.]+ to [\d.]+) times as fast as transformers in pre-tr", text)
         told.append((first, ratios_of("any", "pre-training")))
     (second,) = re.findall(r", ([\d.]+ to [\d.]+) in fine-tuning", text)
@@ -326,7 +333,7 @@ def test_ranges_of_ratios_in_words_are_those_of_the_rows():
 
 
 def test_the_peaks_of_memory_in_words_are_those_of_their_file():
-    text = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    text = words_of(PERFORMANCE)
     (peaks,) = re.findall(r"AVX2 needs ([\d.]+) GiB at the peak here and ([\d.]+) there", text)
     name = "pretraining_step-cpu-base-128-fp32-2026-11-27.json"
     measured = read_result(name)["implementations"]
@@ -335,7 +342,7 @@ def test_the_peaks_of_memory_in_words_are_those_of_their_file():
 
 
 def test_numbers_and_lengths_of_texts_in_words_are_those_of_the_files():
-    section = " ".join(section_of("docs/performance.md", "How fast is inference?").split())
+    section = words_of(PERFORMANCE, "How fast is inference?")
     (words,) = re.findall(
         r"values: (\d+) .*? (\d+) char.*? (\d+) with.*? (\d+) para.*?\((\d+)\)", section
     )
@@ -346,7 +353,7 @@ def test_numbers_and_lengths_of_texts_in_words_are_those_of_the_files():
 
 
 def test_tokens_per_cpu_second_of_updates_in_words_are_those_of_their_file():
-    text = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    text = words_of(PERFORMANCE)
     (figures,) = re.findall(r"with NorMuon has ([\d.]+) times .*?, and ([\d.]+) times those", text)
     ratios = read_result("update_time-4-avx512-fp32-2026-11-29.json")["tokens_per_cpu_second_ratio"]
     for peer, figure in zip(("Muon", "AdamW"), figures, strict=True):
@@ -423,7 +430,7 @@ PUBLISHED = "Published tables in five languages"
 
 @pytest.mark.parametrize("section", ["Classes, numbers and tags", PUBLISHED, "Embeddings"])
 def test_scores_of_the_defaults_are_those_of_their_files(section):
-    page = (ROOT / "docs/defaults.md").read_text(encoding="utf-8").split(f"## {section}")[1]
+    page = text_of("docs/defaults.md").split(f"## {section}")[1]
     columns = [name.strip().lower() for name in page[page.index("| model") :].split("|")]
     rows = result_rows("docs/defaults.md", section)
     assert len(rows) >= 5
@@ -467,7 +474,7 @@ def in_bold_if_below(difference: str) -> str:
 
 
 def test_rows_of_fine_tuning_md_are_those_of_the_page_of_defaults():
-    page = (ROOT / "docs/fine_tuning.md").read_text(encoding="utf-8")
+    page = text_of("docs/fine_tuning.md")
     table = re.split(r"\n\n", page.split("| all-MiniLM-L6-v2 | here | Trainer | tf-idf |")[1])[0]
     rows = table.split("\n")[2:]
     assert len(rows) >= 5
@@ -496,7 +503,7 @@ def test_scores_of_frozen_encoders_are_those_of_their_file():
 
 
 def test_losses_of_first_models_are_those_of_their_files():
-    page = (ROOT / "docs/pretraining.md").read_text(encoding="utf-8")
+    page = text_of("docs/pretraining.md")
     rows = [row for row in page.split("\n") if row.startswith("|") and "/first_model-" in row]
     assert len(rows) > 2
     for row in rows:
@@ -533,7 +540,7 @@ def commands_in(value: object) -> Iterator[str]:
 
 def commands_of_older_files() -> dict[str, list[str]]:
     """The commands of benchmarks/README.md that make a file again, by its name."""
-    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    page = text_of("benchmarks/README.md")
     rows = re.findall(r"^\| \[.*?\]\(results/(.*?)\) \| (.*) \|$", page, re.MULTILINE)
     return {name: re.findall(r"`(?:python3 benchmarks/)?(.*?)`", cell) for name, cell in rows}
 
