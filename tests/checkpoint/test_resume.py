@@ -40,8 +40,8 @@ from bert_recipe.training.trainer import seed_of_step
 KILLS = 5
 
 
-def model_bytes(output: Path, step: int, phase: str = "phase1") -> bytes:
-    return (steps_folder(output, phase) / str(step) / "model.safetensors").read_bytes()
+def model_bytes(output: Path, step: int) -> bytes:
+    return (steps_folder(output) / str(step) / "model.safetensors").read_bytes()
 
 
 def train_until_killed(argv):

@@ -301,7 +301,7 @@ ZERO3 = {
 }
 
 
-def hugging_face(zero: dict, enabled: object) -> dict:
+def hugging_face(enabled: object) -> dict:
     params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
     warmup = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")
     auto = (
@@ -313,7 +313,7 @@ def hugging_face(zero: dict, enabled: object) -> dict:
     return {
         "fp16": {"enabled": enabled, **FP16},
         "bf16": {"enabled": "auto"},
-        "zero_optimization": zero,
+        "zero_optimization": ZERO3,
         "optimizer": {"type": "AdamW", "params": params},
         "scheduler": {"type": "WarmupLR", "params": warmup},
         **dict.fromkeys(auto, "auto"),
@@ -326,7 +326,7 @@ def hugging_face(zero: dict, enabled: object) -> dict:
 def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
     args = parse(
         tmp_path,
-        hugging_face(ZERO3, enabled),
+        hugging_face(enabled),
         "--amp",
         "--learning-rate",
         "0.01",
@@ -343,7 +343,7 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
     # "auto" is the flag's default, not DeepSpeed's.
     assert args.epsilon == parse(tmp_path, {}).epsilon
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
-    config = hugging_face(ZERO3, enabled)
+    config = hugging_face(enabled)
     config["scheduler"]["params"]["warmup_num_steps"] = 10
     with pytest.raises(UserError, match=r"scheduler.type.*leave the block out"):
         parse(tmp_path, config)
@@ -356,7 +356,7 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
 def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, enabled, flags):
     both = r"fp16.loss_scale_window 1000, fp16.hysteresis 2: .* 2000 .*leave the key out"
     with pytest.raises(UserError, match=both):
-        parse(tmp_path, hugging_face(ZERO3, enabled), *flags)
+        parse(tmp_path, hugging_face(enabled), *flags)
 
 
 def test_differences_from_deepspeeds_defaults_are_named(tmp_path):

@@ -73,10 +73,10 @@ def shards(tmp_path_factory) -> Path:
     return make(tmp_path_factory.mktemp("packed") / "dynamic", "--dynamic-masking")
 
 
-def open_shards(folder: Path, predictions: int = 10) -> PretrainingDataset:
+def open_shards(folder: Path) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
     if not dataset.max_labelled_per_sample:
-        dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), 0.15, predictions, whole_word=False))
+        dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), 0.15, 10, whole_word=False))
     return dataset
 
 

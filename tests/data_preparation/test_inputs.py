@@ -106,12 +106,15 @@ def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
             find_files([str(tmp_path / "elsewhere"), f"{tmp_path}/{again}"], (".txt",))
 
 
-def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
+def make_parquet(texts: list[str]) -> bytes:
     parquet = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
     columns = {"id": list(range(len(texts))), "more": [text[::-1] for text in texts], "text": texts}
     parquet.write_table(
-        pytest.importorskip("pyarrow").table(columns), file, row_group_size, write_statistics=False
+        pytest.importorskip("pyarrow").table(columns),
+        file,
+        row_group_size=7,
+        write_statistics=False,
     )
     return file.getvalue()
 

@@ -37,13 +37,13 @@ WORDS = [
 ]
 
 
-def documents_of(seed: int, count: int, sentences: tuple[int, int] = (1, 12)) -> list[str]:
+def documents_of(seed: int, count: int) -> list[str]:
     """`count` documents, no two alike, in formatted form."""
     rng = random.Random(seed)
     return [
         "\n".join(
             f"{number} {line} " + " ".join(rng.choices(WORDS, k=rng.randint(3, 20)))
-            for line in range(rng.randint(*sentences))
+            for line in range(rng.randint(1, 12))
         )
         for number in range(count)
     ]

@@ -29,16 +29,16 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
 
-def make_samples(seed: int, count: int) -> dict[str, np.ndarray]:
-    """Samples in the small vocabulary; some masked tokens are kept, and some replaced by another
+def make_samples(seed: int) -> dict[str, np.ndarray]:
+    """40 samples in the small vocabulary; some masked tokens are kept, and some replaced by another
     word.
     """
-    rows = sample_rows(count, LENGTH, PREDICTIONS, seed)
+    rows = sample_rows(40, LENGTH, PREDICTIONS, seed)
     own_ids = FIRST_WORD + np.arange(1200) % len(WORDS)
     own_ids[[0, conftest.CLS, conftest.SEP, conftest.MASK]] = 0, CLS, SEP, MASK
     for key in ("input_ids", "masked_lm_ids"):
         rows[key] = own_ids[rows[key]]
-    kinds = np.random.default_rng(seed).choice(3, (count, PREDICTIONS), p=[0.8, 0.1, 0.1])
+    kinds = np.random.default_rng(seed).choice(3, (40, PREDICTIONS), p=[0.8, 0.1, 0.1])
     for row, column in np.argwhere((rows["masked_lm_positions"] > 0) & (kinds > 0)):
         label, place = rows["masked_lm_ids"][row, column], rows["masked_lm_positions"][row, column]
         rows["input_ids"][row, place] = label if kinds[row, column] == 1 else FIRST_WORD
@@ -60,7 +60,7 @@ def tokenizer(tmp_path) -> BertTokenizer:
 def folder(tmp_path, tokenizer) -> Path:
     folder = tmp_path / "shards"
     for number in range(3):
-        rows = pretraining_types(make_samples(number, 40))
+        rows = pretraining_types(make_samples(number))
         write_shard(folder / f"shard-{number}.hdf5", rows, {"vocab_sha256": tokenizer.vocab_sha256})
     return folder
 
@@ -71,7 +71,7 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
         statistics = verify.verify_folder(folder, tokenizer, executor)
     lengths, masked, as_mask, as_itself, random_next = [], 0, 0, 0, 0
     for number in range(3):
-        samples = make_samples(number, 40)
+        samples = make_samples(number)
         for row in range(40):
             lengths.append(int(samples["input_mask"][row].sum()))
             random_next += int(samples["next_sentence_labels"][row])
@@ -95,7 +95,7 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
 
 def test_nvidia_shards_read_the_same_without_attributes(folder, tmp_path, tokenizer):
     for number in range(3):
-        write_nvidia_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number, 40))
+        write_nvidia_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number))
     ours = verify_folder(folder, tokenizer)
     theirs = verify_folder(tmp_path / "nvidia", tokenizer)
     for name in ("samples", "tokens", "masked", "masked_as_mask", "masked_as_itself"):
@@ -169,7 +169,7 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
     attributes = shard_attributes("0" * 64, tokenizer, options)
     for name in ("a", "b"):
         create_shard(folder / f"{name}.hdf5", text, name, tokenizer.vocab_file, options, attributes)
-    write_shard(folder / "c.hdf5", pretraining_types(make_samples(3, 40)), attributes)
+    write_shard(folder / "c.hdf5", pretraining_types(make_samples(3)), attributes)
     statistics = verify_folder(folder, tokenizer)
     assert (statistics.shards, statistics.checksummed) == (3, 2)
     with h5py.File(folder / "a.hdf5") as file:

@@ -43,8 +43,8 @@ def page(title: str, text: str, namespace: int = 0, extra: str = "") -> str:
     )
 
 
-def write_dump(path: Path, pages: list[str], head: str = HEAD, end: str = "</mediawiki>\n") -> Path:
-    path.write_bytes(bz2.compress((head + "".join(pages) + end).encode()))
+def write_dump(path: Path, pages: list[str]) -> Path:
+    path.write_bytes(bz2.compress((HEAD + "".join(pages) + "</mediawiki>\n").encode()))
     return path
 
 

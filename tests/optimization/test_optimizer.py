@@ -86,10 +86,10 @@ def lamb(parameters, lr=0.01, weight_decay=0.01, **options) -> Lamb:
     )
 
 
-def assert_close(parameters, expected, tolerance=1e-6) -> None:
+def assert_close(parameters, expected) -> None:
     for name, p in parameters.items():
         difference = np.linalg.norm(p.detach().double().numpy() - expected[name])
-        assert difference <= tolerance * np.linalg.norm(expected[name]), name
+        assert difference <= 1e-6 * np.linalg.norm(expected[name]), name
 
 
 def snapshot(optimizer, parameters) -> list[torch.Tensor]:
@@ -169,10 +169,10 @@ def test_norm_of_millions_of_numbers_is_accurate(monkeypatch):
     assert total_norm([]) == 0
 
 
-def named_optimizer(name, parameters, lr=0.01):
+def named_optimizer(name, parameters):
     if name == "Lamb, foreach":
-        return lamb(parameters, lr=torch.tensor(lr), foreach=True)
-    return make_optimizer(OptimizerConfig(name), MODEL, torch.tensor(lr), parameters)
+        return lamb(parameters, lr=torch.tensor(0.01), foreach=True)
+    return make_optimizer(OptimizerConfig(name), MODEL, torch.tensor(0.01), parameters)
 
 
 @pytest.mark.parametrize("name", ["Lamb", "Lamb, foreach", "AdamW", "Muon", "NorMuon"])

@@ -61,14 +61,14 @@ def hugging_face_model(model_class=HFForPreTraining, **config):
     return large_weights(model_class(HFConfig(**{**CONFIG, **config})))
 
 
-def nvidia_state_dict(model, pad=True):
+def nvidia_state_dict(model):
     """A transformers model's weights as NVIDIA's PyTorch recipe names and pads them."""
     tensors = OrderedDict()
     for name, tensor in model.state_dict().items():
         if name.endswith("position_ids") or name == "cls.predictions.decoder.bias":
             continue
         tensor = tensor.clone()
-        if pad and tensor.shape[0] == CONFIG["vocab_size"]:
+        if tensor.shape[0] == CONFIG["vocab_size"]:
             tensor = torch.cat([tensor, torch.ones(3, *tensor.shape[1:])])
         tensors[re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name)] = (
             tensor

@@ -31,8 +31,8 @@ FIRST_PORT = 20_000 + WORKER % 8 * PORTS_OF_A_WORKER
 PORTS = itertools.count(os.getpid() * 97)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "nothing happened in time"
         time.sleep(0.02)

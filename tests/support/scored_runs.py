@@ -149,8 +149,8 @@ KINDS = {
 }
 
 
-def write_run(folder: Path, kind: str, seed: int, scale: float = 1.0) -> dict:
-    """A run of the task `kind`; its scores as the task computes them. scale: of the logits."""
+def write_run(folder: Path, kind: str, seed: int) -> dict:
+    """A run of the task `kind`; its scores as the task computes them."""
     folder.mkdir(parents=True, exist_ok=True)
     task, outputs = KINDS[kind](folder)
     scores = {}
@@ -159,7 +159,7 @@ def write_run(folder: Path, kind: str, seed: int, scale: float = 1.0) -> dict:
         count = len(one.dataset)
         if task.logits_axis == "token":
             count = int(one.dataset.lengths.sum())
-        logits = scale * random.normal(size=(count, outputs))
+        logits = random.normal(size=(count, outputs))
         scores |= one.finish(logits.astype(np.float32), folder)
     content = without_mistakes(scores) | with_nulls(only_numbers(scores))
     (folder / "scores.json").write_text(json.dumps(content))

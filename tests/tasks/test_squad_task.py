@@ -37,10 +37,9 @@ SAMPLE, SHARED = ROOT / "data/sample/squad", SHARED_DATA / "squad"
 TOKENIZER = BertTokenizer(BERT_VOCAB_FILE)
 
 
-def squad_of(context, question="what is it ?", answers=(), path="squad.json"):
-    return Squad(
-        Path(path), [context], [Question("q1", question, 0, tuple(answers))], version_2=not answers
-    )
+def squad_of(context, answers=()):
+    question = Question("q1", "what is it ?", 0, tuple(answers))
+    return Squad(Path("squad.json"), [context], [question], version_2=not answers)
 
 
 def google_features(squad, max_seq_length, doc_stride, max_query_length, training):
@@ -367,11 +366,9 @@ def test_file_to_predict_needs_no_answers(tmp_path):
 DEV = read_squad(SAMPLE / "dev-v2.0.json")
 
 
-def dataset_of(questions=12, max_seq_length=48, doc_stride=16):
+def dataset_of(questions=12):
     squad = Squad(DEV.path, DEV.contexts, DEV.questions[:questions], DEV.version_2)
-    options = SquadOptions(
-        max_seq_length, doc_stride=doc_stride, max_query_length=max_seq_length - 24
-    )
+    options = SquadOptions(48, doc_stride=16, max_query_length=24)
     return SquadDataset(squad, TOKENIZER, options)
 
 

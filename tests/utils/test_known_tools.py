@@ -86,11 +86,11 @@ DATA_FILES = {
 SPEC = custom_spec("text", None, "label")
 
 
-def make(folder: Path, names: list[str], content: str = "__label__x a text\n") -> None:
+def make(folder: Path, names: list[str]) -> None:
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        path.write_text("__label__x a text\n")
 
 
 def says(folder: Path, message: str) -> str:
