@@ -158,6 +158,9 @@ def test_padded_input_has_the_outputs_of_the_stream(kind, head):
         places_M = real.flatten().nonzero()[3::50, 0].contiguous()
         at_M = model(**padded, mlm_positions=places_M).prediction_logits[:, : SIZES["vocab_size"]]
         torch.testing.assert_close(at_M, model(**padded).prediction_logits.flatten(0, 1)[places_M])
+        labels_M = padded["input_ids"].flatten()[places_M]
+        loss = model(**padded, mlm_positions=places_M, labels=labels_M).loss
+        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(at_M, labels_M))
     with pytest.raises(ValueError, match="pad on the right"):
         model(padded["input_ids"], real.flip(1))
 

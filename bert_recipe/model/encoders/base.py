@@ -73,7 +73,8 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
                 positions[name] = torch.searchsorted(places_T, kwargs[name])
         at_positions = bool(positions)
         labels = kwargs.get("labels")
-        if labels is not None and self.base_model.pooling is None:  # of tokens
+        of_tokens = self.base_model.pooling is None and not at_positions
+        if labels is not None and of_tokens:
             positions["labels"] = labels.flatten()[places_T]
         output = forward(self, stream, **kwargs | positions)
 
