@@ -41,6 +41,7 @@ from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
 from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer
+from bert_recipe.training.trial import FOLDS, num_trials
 from bert_recipe.utils import requirements
 from bert_recipe.utils.errors import UserError, error_message, machine_problem, one_line
 from bert_recipe.utils.memory import available_memory
@@ -366,7 +367,7 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
     the losses. Slow updates are measured on fewer sequences and scaled. processes: number of those
     of the run.
     """
-    loader, max_steps = run.values.loader, run.max_steps
+    loader = run.values.loader
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(run, runtime, per_process)
     trial_loader = replace(
@@ -395,10 +396,14 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
         else f"measured on {measured} of {per_process} sequences and scaled"
     )
     how += ", without communication" if processes > 1 else ""
+    total, trials = run.max_steps, num_trials(run)
+    if trials:
+        total += trials * math.ceil((1 - 1 / FOLDS) * run.max_steps)
+        how += f"; {total - run.max_steps:,} updates are of trials"
     findings.report(
         "ok",
-        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} "
-        f"s, take {format_duration(max_steps * update)} (h:mm:ss) on {processes} x "
+        f"time: {total:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} "
+        f"s, take {format_duration(total * update)} (h:mm:ss) on {processes} x "
         f"{runtime.device.type}, without evaluation and saving ({how})",
     )
     brings_head = weights is not None and has_head(run.make_model(), weights.tensors)

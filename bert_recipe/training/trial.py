@@ -1,4 +1,4 @@
-"""Trains a classifier on a part of few rows first: the rest shows how reliable its outputs are."""
+"""Trains a classifier on parts of few rows first: the rest shows how reliable its outputs are."""
 
 import contextlib
 import io
@@ -20,55 +20,107 @@ from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer, make_loader
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
 from bert_recipe.training.workflow import run_seed
-from bert_recipe.utils.errors import restart_code
+from bert_recipe.utils.errors import UserError, restart_code
 from bert_recipe.utils.progress import print_line
 
-LEAST_ROWS, MANY_ROWS = 100, 2000
+LEAST_ROWS, MANY_ROWS = 100, 2000  # of the training file
 FREQUENT = 0.6  # share of the most frequent class
-HELD_OUT = 0.2
+FOLDS = 5  # parts, of which a trial holds out one
+HELD_OUT_ROWS = 150  # that all trials hold out; fewer may be right by chance
 
 
 def run_classifier(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
-    """`run_seed`, after a trial where the run wants one."""
-    if not wants_trial(run):
+    """`run_seed`, after trials where the run wants some."""
+    if not num_trials(run):
         return run_seed(run, runtime)
     shrunk, exit_code = with_shrinkage(run, runtime)
     return (None, exit_code) if shrunk is None else run_seed(shrunk, runtime)
 
 
-def wants_trial(run: Run) -> bool:
-    """Whether a new run is one whose outputs are shrunk: classes of few rows, one of which has
+def num_trials(run: Run) -> int:
+    """How many trials come before the run. Raises UserError if its outputs are not shrunk, although
+    --shrink-outputs was typed.
+    """
+    task = run.task
+    if not isinstance(task, ClassificationTask) or not task.options.shrink_outputs:
+        return 0
+    if not run.saves or run.values.shrinkage is not None:  # of a run that is resumed
+        return 0
+    if obstacle := obstacle_of(run, task):
+        if run.settings.arguments.given("shrink_outputs"):
+            raise UserError(f"--shrink-outputs has no effect, since {obstacle}: leave it out")
+        return 0
+    return min(FOLDS, math.ceil(HELD_OUT_ROWS * FOLDS / len(run.data.dataset)))
+
+
+def obstacle_of(run: Run, task: ClassificationTask) -> str | None:
+    """Why the outputs are not shrunk, or None: that is for classes of few rows, one of which has
     most, so that learning by heart is worse than answering it; where accuracy is the score.
     """
-    is_new = run.saves and run.start.kind is not StartKind.RESUMED
-    task = run.task
-    if not is_new or not isinstance(task, ClassificationTask) or run.data.development is not None:
-        return False
-    options, spec = task.options, task.spec
-    is_shrunk = options.shrink_outputs and not task.class_weights and not options.group_column
-    if not is_shrunk or task.frozen is not None or task.metric != "accuracy" or spec.multi_label:
-        return False
+    if run.start.kind is StartKind.RESUMED:
+        return "the run that is resumed goes on without it"
+    options = task.options
+    is_chosen = run.data.development is not None or task.frozen is not None
+    if is_chosen or task.class_weights or options.group_column or task.spec.multi_label:
+        return "other flags exclude it"
+    if task.metric != "accuracy":
+        return f"the score of {task.name} is {task.metric}"
+    if not LEAST_ROWS <= (num_rows := run.data.num_rows) < MANY_ROWS:
+        return f"it is for {LEAST_ROWS} to {MANY_ROWS - 1:,} rows, and there are {num_rows:,}"
     dataset = cast(TextDataset, run.data.dataset)
+    if len(dataset.distinct_sequences()) < LEAST_ROWS // 2:
+        return "most rows have equal texts"
     labels = dataset.labels["labels"]
-    has_frequent = np.bincount(labels).max() >= FREQUENT * len(labels)
-    has_few = len(dataset.distinct_sequences()) >= LEAST_ROWS and len(labels) < MANY_ROWS
-    return has_few and bool(has_frequent)
+    if (share := np.bincount(labels).max() / len(labels)) < FREQUENT:
+        return f"the most frequent class has {share:.1%} of the rows, less than {FREQUENT:.0%}"
+    return None
 
 
 def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
-    """The run with the factor that a trial finds, None if a signal stopped that, and the exit code.
-    A trial leaves nothing behind: a run that is stopped in it makes it again.
+    """The run with the factor that its trials find, None if a signal stopped one, and the exit
+    code. Trials leave nothing behind: a run that is stopped in them makes them again.
     """
     dataset = cast(TextDataset, run.data.dataset)
     labels_n = dataset.labels["labels"]
-    split = Split(HELD_OUT, None, run.record.seed)
-    is_held_out_n = split.held_out(dataset.sequences(), [(int(label),) for label in labels_n])
-    trial = trial_of(run, dataset.part(np.flatnonzero(~is_held_out_n)))
-    if runtime.distributed.is_main:
+    count, is_main = num_trials(run), runtime.distributed.is_main
+    if is_main:
+        trials = "a trial" if count == 1 else f"{count} trials"
         print_line(
-            f"a trial of {trial.max_steps} updates on four fifths of the rows: the rest shows "
-            "how reliable the outputs are (--no-shrink-outputs leaves it out)"
+            f"{trials} on four fifths of the rows: the rest shows how reliable the outputs are "
+            "(--no-shrink-outputs leaves that out)"
         )
+    logits, held_out = [], []
+    for fold in range(count):
+        split = Split(None, FOLDS, run.record.seed, fold)
+        is_held_out_n = split.held_out(dataset.sequences(), [(int(label),) for label in labels_n])
+        parts = [dataset.part(np.flatnonzero(part_n)) for part_n in (~is_held_out_n, is_held_out_n)]
+        fold_logits, exit_code = held_out_logits(trial_of(run, parts[0]), parts[1], runtime)
+        if fold_logits is None:
+            if is_main:
+                print_line("stopped in a trial: rerun the same command")
+            return None, exit_code
+        logits.append(fold_logits)
+        held_out.append(labels_n[is_held_out_n])
+    logits_nC, expected_n = np.concatenate(logits), np.concatenate(held_out)
+    shares = log_shares(labels_n, logits_nC.shape[1])
+    # One rank decides, since ranks may differ by rounding.
+    fit = partial(fitted_shrinkage, logits_nC, expected_n, shares)
+    factor = runtime.distributed.on_main(fit)
+    if is_main:
+        accuracy = np.mean(logits_nC.argmax(axis=1) == expected_n)
+        print_line(
+            f"{trials}: {100 * accuracy:.1f}% of {len(expected_n)} held-out rows are right; at the "
+            f"end the outputs will be {factor:g} of themselves, and {1 - factor:g} class shares"
+        )
+    hyperparameters = run.record.hyperparameters | {SHRINKAGE: factor}
+    record = replace(run.record, hyperparameters=hyperparameters)
+    return replace(run, values=replace(run.values, shrinkage=factor), record=record), 0
+
+
+def held_out_logits(
+    trial: Run, held_out: TextDataset, runtime: Runtime
+) -> tuple[np.ndarray | None, int]:
+    """Those of a trained trial, [rows, C], None if a signal stopped it, and the exit code."""
     quiet = replace(runtime, reporter=Reporter())
     with contextlib.redirect_stdout(io.StringIO()):  # the run says the same of its weights
         trainer = build_trainer(trial, quiet)
@@ -76,25 +128,10 @@ def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
     # A signal in the last update stops the run, too, on all ranks if one has received it.
     has_stopped = trainer.stop.received is not None or not trainer.is_finished
     if any(runtime.distributed.all_reduce_sum([has_stopped])):
-        if runtime.distributed.is_main:
-            print_line("stopped in the trial: rerun the same command")
         return None, exit_code or restart_code(0)
-    held_out = dataset.part(np.flatnonzero(is_held_out_n))
-    batch_size = run.settings.prediction.batch_size
-    logits_nC, _ = predict(trainer.parallel, held_out, "sequence", batch_size, quiet)
-    shares = log_shares(labels_n, logits_nC.shape[1])
-    # One rank decides, since ranks may differ by rounding.
-    fit = partial(fitted_shrinkage, logits_nC, held_out.labels["labels"], shares)
-    factor = runtime.distributed.on_main(fit)
-    if runtime.distributed.is_main:
-        accuracy = np.mean(logits_nC.argmax(axis=1) == held_out.labels["labels"])
-        print_line(
-            f"the trial has {100 * accuracy:.1f}% of {len(held_out)} held-out rows right: at the "
-            f"end the outputs will be {factor:g} of themselves, and {1 - factor:g} class shares"
-        )
-    hyperparameters = run.record.hyperparameters | {SHRINKAGE: factor}
-    record = replace(run.record, hyperparameters=hyperparameters)
-    return replace(run, values=replace(run.values, shrinkage=factor), record=record), 0
+    batch_size = trial.settings.prediction.batch_size
+    logits, _ = predict(trainer.parallel, held_out, "sequence", batch_size, quiet)
+    return logits, 0
 
 
 def trial_of(run: Run, dataset: TextDataset) -> Run:

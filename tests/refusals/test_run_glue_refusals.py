@@ -57,6 +57,10 @@ COMMAND_LINES = [
         "--group-column has no effect without --eval-fraction or --num-folds",
     ),
     (f"{OWN} --do-eval", "or --eval-fraction 0.1 to hold out a part of the training file"),
+    *(
+        (f"{OWN} --do-train --shrink-outputs {flags}", "--shrink-outputs cannot be combined with")
+        for flags in ("--class-weights balanced", "--regression", "--benchmark", "--eval-steps 5")
+    ),
     (f"{OWN} --frozen-encoder", "--frozen-encoder needs an encoder: give --init-checkpoint"),
     (f"{FITTED} --learning-rate 2e-5", "--learning-rate has no effect with --frozen-encoder"),
     (f"{FITTED} --freeze-layers 1", "--freeze-layers has no effect with --frozen-encoder"),

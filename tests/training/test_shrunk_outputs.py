@@ -2,22 +2,25 @@
 
 import os
 import random
+import re
 import signal
 
 import numpy as np
 import pytest
 import torch
 from conftest import read_json
-from glue_runs import GOOD, WORDS, run, write_csv
+from glue_runs import GOOD, WORDS, run, words, write_csv
 from safetensors.torch import load_file
 from scipy.optimize import minimize_scalar
 
+import doctor
 from bert_recipe.training import setup
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 
 NO_TRIAL = "--no-shrink-outputs"
+SHORT = ("--max-steps", 10)
 
 
 def table(folder, count: int, is_learnable: bool, share: float = 0.7):
@@ -26,10 +29,10 @@ def table(folder, count: int, is_learnable: bool, share: float = 0.7):
     rows = []
     for number in range(count):
         label = "yes" if number < share * count else "no"
-        words = rng.sample(WORDS, 4)
+        text = rng.sample(WORDS, 4)
         if is_learnable and label == "no":
-            words[rng.randrange(4)] = rng.choice(GOOD)
-        rows.append((" ".join(words), label))
+            text[rng.randrange(4)] = rng.choice(GOOD)
+        rows.append((" ".join(text), label))
     rng.shuffle(rows)
     return write_csv(folder / "rows.csv", ("review", "verdict"), *rows)
 
@@ -99,11 +102,11 @@ def test_a_rule_that_can_be_learnt_keeps_its_answers(glue_files, tmp_path):
 def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
     """To the bit, without another trial."""
     rows = table(tmp_path, 120, is_learnable=False)
-    train(glue_files, tmp_path / "a", rows)
-    train(glue_files, tmp_path / "b", rows, "--steps-this-run", 7)
-    assert capsys.readouterr().out.count("a trial of") == 2
-    train(glue_files, tmp_path / "b", rows, "--resume-from-checkpoint")
-    assert "a trial of" not in capsys.readouterr().out
+    train(glue_files, tmp_path / "a", rows, *SHORT)
+    train(glue_files, tmp_path / "b", rows, *SHORT, "--steps-this-run", 7)
+    assert capsys.readouterr().out.count("5 trials on") == 2
+    train(glue_files, tmp_path / "b", rows, *SHORT, "--resume-from-checkpoint")
+    assert "trials on" not in capsys.readouterr().out
     torch.testing.assert_close(weights(tmp_path / "b"), weights(tmp_path / "a"), rtol=0, atol=0)
 
 
@@ -123,7 +126,9 @@ def test_a_run_that_was_begun_without_it_goes_on_so(glue_files, tmp_path, capsys
     rows = table(tmp_path, 120, is_learnable=False)
     train(glue_files, tmp_path, rows, NO_TRIAL, "--steps-this-run", 5)
     train(glue_files, tmp_path, rows, "--resume-from-checkpoint")
-    assert "a trial of" not in capsys.readouterr().out and recorded(tmp_path) is None
+    assert "trials on" not in capsys.readouterr().out and recorded(tmp_path) is None
+    with pytest.raises(UserError, match="the run that is resumed goes on without it"):
+        train(glue_files, tmp_path, rows, "--resume-from-checkpoint", "--shrink-outputs")
 
 
 @pytest.mark.parametrize(
@@ -141,13 +146,13 @@ def test_other_runs_have_no_trial(glue_files, tmp_path, monkeypatch, capsys, cou
     monkeypatch.chdir(tmp_path)
     rows = table(tmp_path, count, False, share)
     train(glue_files, tmp_path, rows, "--max-steps", 1, *flags)
-    assert "a trial of" not in capsys.readouterr().out and recorded(tmp_path) is None
+    assert "trials on" not in capsys.readouterr().out and recorded(tmp_path) is None
 
 
 def test_a_run_that_ends_where_it_stopped_is_not_shrunk(glue_files, tmp_path):
     """No update is left after which it could be, so its settings do not name a factor."""
     rows = table(tmp_path, 120, is_learnable=False)
-    train(glue_files, tmp_path, rows, "--steps-this-run", 5)
+    train(glue_files, tmp_path, rows, *SHORT, "--steps-this-run", 5)
     report = tmp_path / "report.json"
     assert report.read_text().count('"shrinkage"') == 1
     train(glue_files, tmp_path, rows, "--max-steps", 5, "--resume-from-checkpoint")
@@ -159,10 +164,10 @@ def test_few_distinct_texts_have_no_trial(glue_files, tmp_path, capsys):
     rows = [("\u0e01" * (number + 1), "yes" if number < 84 else "no") for number in range(120)]
     rows = write_csv(tmp_path / "rows.csv", ("review", "verdict"), *rows)
     train(glue_files, tmp_path, rows, "--max-steps", 1)
-    assert "a trial of" not in capsys.readouterr().out
+    assert "trials on" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("last", [3, 8])  # updates; the trial has 8
+@pytest.mark.parametrize("last", [3, 8, 16])  # updates; a trial has 8
 def test_a_signal_in_the_trial_ends_the_command(glue_files, tmp_path, monkeypatch, capsys, last):
     rows = table(tmp_path, 120, is_learnable=False)
     update, made = Trainer.optimizer_step, []
@@ -175,8 +180,9 @@ def test_a_signal_in_the_trial_ends_the_command(glue_files, tmp_path, monkeypatc
 
     monkeypatch.setattr(Trainer, "optimizer_step", update_and_stop)
     train(glue_files, tmp_path, rows, "--max-steps", 10)
-    assert "a trial of 8 updates" in (out := capsys.readouterr().out)
-    assert "stopped in the trial: rerun the same command" in out and len(made) < 10
+    assert "5 trials on four fifths" in (out := capsys.readouterr().out)
+    assert "stopped in a trial: rerun the same command" in out
+    assert last <= len(made) <= last + 1
     assert not list(tmp_path.glob("*/classification/[0-9]*"))
 
 
@@ -199,4 +205,44 @@ def test_a_trial_is_not_measured(glue_files, tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "Stopwatch", stopwatch)
     rows = table(tmp_path, 120, is_learnable=False)
     train(glue_files, tmp_path, rows, "--max-steps", 2)
-    assert laps == [False, False]
+    assert laps == [False] * 6
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "says"),
+    [
+        (99, 0.7, "100 to 1,999 rows, and there are 99"),
+        (2000, 0.7, "1,999 rows, and there are 2,000"),
+        (120, 0.55, "has 55.0% of the rows, less than 60%"),
+    ],
+)
+def test_a_typed_flag_without_effect_is_refused(glue_files, tmp_path, count, share, says):
+    rows = table(tmp_path, count, False, share)
+    with pytest.raises(UserError, match=f"--shrink-outputs has no effect.*{says}"):
+        train(glue_files, tmp_path, rows, "--max-steps", 1, "--shrink-outputs")
+
+
+@pytest.mark.parametrize(("count", "trials"), [(125, 5), (200, 4), (250, 3), (700, 2), (800, 1)])
+def test_150_rows_are_held_out(glue_files, tmp_path, capsys, count, trials):
+    rows = table(tmp_path, count, is_learnable=False)
+    train(glue_files, tmp_path, rows, "--max-steps", 1)
+    out = capsys.readouterr().out
+    assert f"{trials} trials on" in out if trials > 1 else "a trial on" in out
+    held_out = re.search(r"of (\d+) held-out rows", out)
+    assert int(held_out[1]) == pytest.approx(count * trials / 5, abs=5)  # some texts are equal
+
+
+def test_folds_have_trials_by_the_rows_of_the_whole_file(glue_files, tmp_path, capsys):
+    """100 rows have them also where a fold trains on 80, as 2,000 have none."""
+    rows = table(tmp_path, 100, is_learnable=False)
+    train(glue_files, tmp_path, rows, "--max-steps", 1, "--do-eval", "--num-folds", 5)
+    assert capsys.readouterr().out.count("5 trials on") == 5
+
+
+def test_the_doctor_counts_the_updates_of_trials(glue_files, tmp_path, capsys):
+    rows = table(tmp_path, 120, is_learnable=False)
+    columns = ("--text-column", "review", "--label-column", "verdict")
+    flags = ("--do-train", "--train-file", rows, "--max-steps", 10)
+    doctor.main(["glue", *words(glue_files, tmp_path / "out", *columns, *flags)])
+    out = capsys.readouterr().out
+    assert "time: 50 updates of" in out and "; 40 updates are of trials)" in out

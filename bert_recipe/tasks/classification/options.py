@@ -67,9 +67,19 @@ class TaskChoice:
         bool,
         True,
         "for 100 to 1,999 rows, of which one class has three fifths or more: first train on four "
-        "fifths of them, and measure on the rest how reliable the outputs are; at the end, draw "
-        "the outputs towards the class shares accordingly; --no-shrink-outputs leaves that out",
+        "fifths of them, of few rows up to five times, and measure on the rest how reliable the "
+        "outputs are; at the end, draw the outputs towards the class shares accordingly; "
+        "--no-shrink-outputs leaves that out",
         ("--do-train",),
+        (
+            *UNWEIGHTED,
+            "--class-weights balanced",
+            "--group-column",
+            "--frozen-encoder",
+            "--task-name multi-label",
+            "--eval-steps",
+            "--benchmark",
+        ),
         result=True,
     )
     frozen_encoder: bool = option(
