@@ -7,14 +7,13 @@ import pytest
 import torch
 from refusal_tables import Refusal, fine_tuning_command, refusals
 from safetensors.torch import load_file, save_file
-from squad_documents import squad_document
+from squad_documents import document, entry, flat_row, squad_document
 
 import run_squad
 
 TRAIN = "--do-train --train-file {v1}"
 FINE_TUNED = "--init-checkpoint {model}"
 PREDICT = f"--do-predict --predict-file {{v1}} {FINE_TUNED}"
-ANNA = [{"text": "Anna", "answer_start": 0}]
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +38,8 @@ def places(inputs, tmp_path_factory) -> dict[str, Path]:
     return places
 
 
-def entry(**changes) -> dict:
-    values = {"id": "q1", "question": "Who?", "answers": ANNA, **changes}
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def document(*entries: dict, **paragraph) -> dict:
-    paragraphs = [{"context": "Anna sang.", "qas": list(entries), **paragraph}]
-    return {"version": "1.1", "data": [{"title": "Anna", "paragraphs": paragraphs}]}
-
-
 def answered(text: str, answer_start: object) -> dict:
     return document(entry(answers=[{"text": text, "answer_start": answer_start}]))
-
-
-def flat_row(answers: object) -> dict:
-    row = {"id": "q1", "context": "Anna sang.", "question": "Who?", "answers": answers}
-    return {"data": [row]}
 
 
 COMMAND_LINES = [
@@ -115,13 +99,16 @@ TRAINING_FILES = [
         ("data[0]: it is [[]], expected an object", {"data": [[[]]]}),
         ("data is None, expected a list", {"version": "1.1"}),
         ("has no questions", {"data": []}),
-        ("its answer 'Anna' has no answer_start: add that to train", flat_row("Anna")),
-        ("data[0]: answers is text of Python...give JSON lines", flat_row("{'text': ['Anna']}")),
-        ("data[0]: answers is text of Python...give JSON lines", flat_row("['Anna']")),
+        ("its answer 'Anna' has no answer_start: add that to train", {"data": [flat_row("Anna")]}),
+        (
+            "data[0]: answers is text of Python...give JSON lines",
+            {"data": [flat_row("{'text': ['Anna']}")]},
+        ),
+        ("data[0]: answers is text of Python...give JSON lines", {"data": [flat_row("['Anna']")]}),
         ("no column 'question'; it has 'context'", {"data": [{"context": "Anna"}]}),
         (
             "question q1: its answer 'Anna' has no answer_start: add that to train",
-            flat_row({"text": ["Anna"], "answer_start": []}),
+            {"data": [flat_row({"text": ["Anna"], "answer_start": []})]},
         ),
         (
             "data[0]: paragraphs[0]: context is 5, expected a string",

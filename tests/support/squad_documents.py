@@ -1,4 +1,4 @@
-"""SQuAD's files with questions that a tiny model learns by heart."""
+"""SQuAD's files: with questions that a tiny model learns by heart, or with few that are wrong."""
 
 FACTS = [
     ("Anna", "Paris", "a baker"),
@@ -22,10 +22,26 @@ def squad_document(with_impossible: bool) -> dict:
             text = (
                 [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
             )
-            entry = {"id": f"{name}-{number}", "question": question, "answers": text}
-            questions.append(entry | ({"is_impossible": answer is None} if with_impossible else {}))
+            asked = {"id": f"{name}-{number}", "question": question, "answers": text}
+            questions.append(asked | ({"is_impossible": answer is None} if with_impossible else {}))
         paragraphs.append({"context": context, "qas": questions})
     return {
         "version": "v2.0" if with_impossible else "1.1",
         "data": [{"title": "People", "paragraphs": paragraphs}],
     }
+
+
+def entry(**changes) -> dict:
+    """A question; without the keys whose values are changed to None."""
+    answers = [{"text": "Anna", "answer_start": 0}]
+    values = {"id": "q1", "question": "Who?", "answers": answers, **changes}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def document(*entries: object, **paragraph) -> dict:
+    paragraphs = [{"context": "Anna sang.", "qas": list(entries), **paragraph}]
+    return {"version": "1.1", "data": [{"title": "Anna", "paragraphs": paragraphs}]}
+
+
+def flat_row(answers: object, question: str = "Who?") -> dict:
+    return {"id": "q1", "context": "Anna sang.", "question": question, "answers": answers}

@@ -17,6 +17,7 @@ from conftest import BERT_VOCAB_FILE, ROOT, write_json_lines
 from conftest import SHARED as SHARED_DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from squad_documents import document, entry, flat_row
 
 from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
 from bert_recipe.tasks.squad.options import SquadTaskOptions
@@ -210,25 +211,6 @@ def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start,
         squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True
     )
     assert dataset.span_text(0, dataset.start_positions[0], dataset.end_positions[0]) == text
-
-
-def entry(**changes):
-    values = {
-        "id": "q1",
-        "question": "Who?",
-        "answers": [{"text": "Anna", "answer_start": 0}],
-        **changes,
-    }
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def document(*entries, **paragraph):
-    paragraphs = [{"context": "Anna sang.", "qas": list(entries), **paragraph}]
-    return {"version": "1.1", "data": [{"title": "Anna", "paragraphs": paragraphs}]}
-
-
-def flat_row(answers, question="Who?"):
-    return {"id": "q1", "context": "Anna sang.", "question": question, "answers": answers}
 
 
 def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
@@ -438,8 +420,8 @@ def test_decoding_matches_a_loop_over_all_spans(n_best_size, max_answer_length):
             (text, start, end) for text, (_, start, end) in expected
         ]
         normalizer = sum(math.exp(score) for _, (score, _, _) in expected)
-        for entry, (_, (score, _, _)) in zip(entries, expected, strict=True):
-            assert entry["probability"] == pytest.approx(math.exp(score) / normalizer, rel=1e-9)
+        for answer, (_, (score, _, _)) in zip(entries, expected, strict=True):
+            assert answer["probability"] == pytest.approx(math.exp(score) / normalizer, rel=1e-9)
 
 
 @pytest.mark.parametrize("threshold", [-2.0, 0.0, 1.0])
