@@ -23,6 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import modeling
+from benchmarks.common.attention_check import relative_error
 from benchmarks.common.results import CPU, benchmark_parser, write_result
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.command_line import Flag
@@ -72,12 +73,6 @@ FAMILIES |= {
         {"pad_token_id": 1, **BASE, "num_hidden_layers": 22, "intermediate_size": 1152},
     ),
 }
-
-
-def relative_error(tensor: Tensor, expected: Tensor) -> float:
-    """The norm of the difference, divided by that of `expected`."""
-    tensor, expected = tensor.detach().double(), expected.detach().double()
-    return float((tensor - expected).norm() / expected.norm())
 
 
 def random_batch(vocab_size: int, padding: int) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,9 @@ def dropout_masks(
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
+    """The norm of the difference, divided by that of `expected`."""
+    expected = expected.detach().double()
+    return float((actual.detach().double() - expected).norm() / expected.norm())
 
 
 def check(

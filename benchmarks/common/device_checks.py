@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.common.attention_check import implementation_checks
+from benchmarks.common.attention_check import implementation_checks, relative_error
 from benchmarks.common.shards import write_random_shards
 from benchmarks.common.training import load_bert_config, measured_trainer
 from bert_recipe.config import LoaderConfig, ParallelConfig
@@ -256,7 +256,7 @@ def compare(
 ) -> dict:
     """The relative errors of the loss and of the worst gradient."""
     expected_loss, expected = reference(sizes, encoder)
-    errors = {name: float((gradients[name] - e).norm() / e.norm()) for name, e in expected.items()}
+    errors = {name: relative_error(gradients[name], e) for name, e in expected.items()}
     worst = max(errors, key=lambda name: errors[name] if np.isfinite(errors[name]) else np.inf)
     loss_error = abs(loss - expected_loss) / expected_loss
     loss_limit, limit = LOSS_LIMITS[precision.dtype], LIMITS[precision.dtype]
@@ -350,7 +350,7 @@ def check_loss(device: torch.device) -> dict:
     total, _ = linear_cross_entropy(*layer_on_device, labels.to(device))
     total.backward()
     errors = [
-        float((ours.grad.cpu() - theirs.grad).norm() / theirs.grad.norm())
+        relative_error(ours.grad.cpu(), theirs.grad)
         for ours, theirs in zip(layer_on_device, exact, strict=True)
     ]
     loss_error, limit = abs(float(total.detach()) / float(expected.detach()) - 1), 1e-5
@@ -380,7 +380,7 @@ def updates_of(
 def compare_updates(
     expected: tuple[Tensor, int], actual: tuple[Tensor, int], count: int, limit: float
 ) -> dict:
-    error = float((actual[0] - expected[0]).norm() / expected[0].norm())
+    error = relative_error(actual[0], expected[0])
     is_right = error < limit and expected[1] == actual[1] == count
     return {"update": error, "limit": limit, "ok": is_right}
 
