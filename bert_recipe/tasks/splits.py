@@ -117,8 +117,9 @@ class Split:
             )
         frequent = Counter(itertools.chain(*labels)).most_common(MAX_LABELS)
         columns = {label: column for column, (label, _) in enumerate(frequent)}
-        counts_GC = np.zeros((len(names), len(frequent)))
+        counts_GC = np.zeros((len(names), len(frequent) + 1))
         for group, sample_labels in zip(group_of_sample, labels, strict=True):
+            counts_GC[group, -1] += 1
             for label in sample_labels:
                 counts_GC[group, columns.get(label, len(frequent) - 1)] += 1
         part_of_group = divide_groups(counts_GC, self.shares, np.random.default_rng(self.seed))
@@ -134,13 +135,12 @@ def divide_groups(
     counts_GC: np.ndarray, shares: Sequence[float], generator: np.random.Generator
 ) -> np.ndarray:
     """The part of each group [G]. Large groups are placed first, each where the counts come closest
-    to the parts' shares of each class and of all samples. No part is empty if there are as many
+    to the parts' shares of each label and of all samples. No part is empty if there are as many
     groups.
 
-    counts_GC: samples of each group and class.
+    counts_GC: samples of each group with each label, and in the last column all of the group.
     """
-    sizes_G = counts_GC.sum(axis=1)
-    counts_GC = np.column_stack([counts_GC, sizes_G])  # all samples as a further class
+    sizes_G = counts_GC[:, -1]
     order = generator.permutation(len(sizes_G))
     # Of about the same size, by a factor of two, in random order.
     order = order[np.argsort(-np.floor(np.log2(sizes_G[order])), kind="stable")]

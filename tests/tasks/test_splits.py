@@ -65,6 +65,19 @@ def test_of_several_labels_each_has_its_share_though_many_sets_are_alone():
         assert held_out[column].mean() == pytest.approx(0.2, abs=0.06)
 
 
+@pytest.mark.parametrize("num_labelled", [0, 30, 60])
+def test_samples_without_labels_such_as_those_of_numbers_are_in_the_shares_of_groups(num_labelled):
+    groups = [str(row // 5) for row in range(120)]
+    labels = [("x",) if row < num_labelled else () for row in range(120)]
+    held_out = Split(0.25, None, 0, group_column="document").held_out([], labels, groups)
+    assert abs(held_out.sum() - 30) <= 5
+    assert abs(held_out[:num_labelled].sum() - num_labelled / 4) <= 5
+    folds = [
+        Split(None, 4, 0, fold, "document").held_out([], labels, groups).sum() for fold in range(4)
+    ]
+    assert folds == [30] * 4
+
+
 def test_a_small_share_of_few_samples_is_one():
     for seed in range(20):
         assert Split(0.01, None, seed).held_out(["a", "b", "b", "c"], [("x",)] * 4).sum() in (1, 2)
