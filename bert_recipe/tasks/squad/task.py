@@ -154,7 +154,7 @@ class SquadTask(FineTuningTask, SeparableTask):
         if not self.options.do_eval:
             if folder is not None:
                 squad, stem = dataset.squad, folder / PREDICTED
-                write_predicted(stem, squad.table(), answers_of(dataset, predictions), squad.path)
+                write_predicted(stem, squad.table(), answers_of(squad, predictions), squad.path)
             return {}
         # The threshold on the null odds was applied when the answers were chosen.
         scores: JsonObject = evaluate(
@@ -427,10 +427,10 @@ def decode(
     return Predictions(answers, nbest, null_odds if options.version_2_with_negative else None)
 
 
-def answers_of(dataset: SquadDataset, predictions: Predictions) -> list[Prediction]:
+def answers_of(squad: Squad, predictions: Predictions) -> list[Prediction]:
     """The answer to each question, empty for none, and its probability."""
     results = []
-    for question in dataset.squad.questions:
+    for question in squad.questions:
         answer = predictions.answers[question.id]
         best = [(entry["probability"], entry["text"]) for entry in predictions.nbest[question.id]]
         probability = next(share for share, text in best if text == answer)
@@ -448,7 +448,7 @@ def questions_to_predict(
     dataset = SquadDataset(squad, tokenizer, options)
 
     def predict(logits_T2: np.ndarray) -> list[Prediction]:
-        return answers_of(dataset, decode(dataset, logits_T2, options))
+        return answers_of(squad, decode(dataset, logits_T2, options))
 
     return PredictedRows(dataset, predict)
 
@@ -523,10 +523,8 @@ def write_scored(path: Path, squad: Squad, predictions: Predictions) -> list[Mis
     by_question = question_scores(squad, predictions.answers)
     rows: list[Row] = []
     mistakes = []
-    for question in squad.questions:
-        answer = predictions.answers[question.id]
-        best = predictions.nbest[question.id]
-        probability = next(entry["probability"] for entry in best if entry["text"] == answer)
+    for question, prediction in zip(squad.questions, answers_of(squad, predictions), strict=True):
+        answer, probability = prediction.columns["answer"], prediction.columns["probability"]
         answers = list(dict.fromkeys(truth.text for truth in question.answers))
         scores = {name: values[question.id] for name, values in by_question.items()}
         row: Row = {"id": question.id, "question": question.text, "answers": answers}
