@@ -4,12 +4,14 @@ Flags take precedence, then the model folder that the run starts from, then the 
 --bert-model in this project.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from pathlib import Path
+from typing import Any, TypeGuard
 
 from bert_recipe.checkpoint.folder import CONFIG_FILE
 from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
-from bert_recipe.checkpoint.start import find_start
+from bert_recipe.checkpoint.start import NamedStart, find_starts, on_this_process
 from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection, RunConfig
 from bert_recipe.config.start import DEFAULT_BERT_MODEL
 from bert_recipe.model.encoders.config import VOCAB_MULTIPLE, ModelConfig
@@ -31,6 +33,45 @@ class ModelChoice:
     name: str
     config: ModelConfig
     tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """The model of a command, whose runs share it.
+
+    starts: what the flags name for each run, by its subfolder.
+    folder: the model folder that the first run starts from; None for random weights.
+    """
+
+    choice: ModelChoice
+    starts: dict[str, NamedStart]
+    folder: ModelFolder | None
+
+
+def find_model(
+    config: RunConfig,
+    names: Sequence[str] = ("",),
+    on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
+    loads: bool = True,
+) -> NamedModel:
+    """Finds what the runs of a command start from, and chooses their model. Raises UserError if
+    these do not fit together.
+
+    names, on_main: see `find_starts`.
+    loads: whether weights will be loaded. An estimate loads none: folders are searched only if no
+        flag names its model.
+    """
+    starts: dict[str, NamedStart] = {}
+    folder = None
+    if loads or config.model.given_name is None:
+        starts = find_starts(config.start, names, on_main, config.fine_tuning.do_train)
+        folder = starts[names[0]].folder
+    choice = choose_model(config.model, folder)
+    for start in starts.values():
+        for opened in (start.checkpoint, start.weights):
+            if opened is not None:
+                check_same_kind(opened, choice)
+    return NamedModel(choice, starts, folder)
 
 
 def choose_model(selection: ModelSelection, source: ModelFolder | None = None) -> ModelChoice:
@@ -102,19 +143,24 @@ def with_options(config: ModelConfig, selection: ModelSelection, name: str) -> M
 
 
 def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name: str) -> Tokenizer:
-    """The tokenizer of --vocab-file, else of the starting model, else that of the architecture
-    `name` in vocab/.
+    """The tokenizer of `tokenizer_path`, with the casing that the flags give."""
+    path, lower_cases = tokenizer_path(selection, source, name), selection.do_lower_case
+    if source is not None and lower_cases is None and path == source.path:
+        return source.tokenizer
+    tokenizer = load_tokenizer(path, lower_cases)
+    if source is not None and lower_cases is None:
+        check_casing(source, tokenizer)
+    return tokenizer
+
+
+def tokenizer_path(selection: ModelSelection, source: ModelFolder | None, name: str) -> Path:
+    """--vocab-file, else the starting model, else the vocabulary of the architecture `name` in
+    vocab/.
     """
-    lower_cases = selection.do_lower_case
     if selection.vocab_file is not None:
-        tokenizer = load_tokenizer(selection.vocab_file, lower_cases)
-        if source is not None and lower_cases is None:
-            check_casing(source, tokenizer)
-        return tokenizer
+        return selection.vocab_file
     if source is not None and source.has_tokenizer:
-        if lower_cases is None:
-            return source.tokenizer
-        return load_tokenizer(source.path, lower_cases)
+        return source.path
     # A folder's own name says nothing about its vocabulary.
     if gives_config(source, selection) or not (CONFIGS / f"{name}.json").is_file():
         advice = "give the vocabulary of the model"
@@ -123,7 +169,7 @@ def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name
         raise UserError(f"--vocab-file is missing: {advice}")
     # Models of the same casing share one vocabulary.
     shipped = f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-    return load_tokenizer(resource_folder("vocab") / shipped, lower_cases)
+    return resource_folder("vocab") / shipped
 
 
 def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
@@ -194,11 +240,3 @@ def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:
             f"{theirs.vocab_file} is {Casing.of(then)}, and {ours.vocab_file} is "
             f"{Casing.of(now)}: use the vocabulary in the model's folder"
         )
-
-
-def choose_model_of(config: RunConfig) -> ModelChoice:
-    """The model of a run that loads no weights, such as an estimate: folders are searched only if
-    no flag names it.
-    """
-    folder = None if config.model.given_name else find_start(config.start).folder
-    return choose_model(config.model, folder)

@@ -1,13 +1,14 @@
 """Where a run starts: from random weights, from the weights of a model folder, or from a checkpoint
 that it resumes.
 
-`find_start` opens the folders that the flags name, before the model is chosen. The model's name
+`find_starts` opens the folders that the flags name, before the model is chosen. The model's name
 gives the run's own folder; once that is locked, `decide_start` decides, for all of the run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,24 +115,43 @@ def named_folders(config: StartConfig, seed_name: str = "") -> tuple[Path | None
     return checkpoint, phase1
 
 
-def find_start(
+def find_starts(
     config: StartConfig,
+    names: Sequence[str] = ("",),
     on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
     with_state: bool = True,
-    folders: tuple[Path | None, Path | None] | None = None,
-    open_folder: Callable[[Path], ModelFolder] = ModelFolder,
-) -> NamedStart:
-    """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to
-    resume cannot be used.
+) -> dict[str, NamedStart]:
+    """Resolves and verifies the folders that the flags name for each run of a command, by its
+    subfolder. Folders that runs share are opened once. Raises UserError if a checkpoint to resume
+    cannot be used.
 
+    names: the subfolders of the runs; "" of a run that is alone.
     on_main: calls a function on the main process only, and returns its result on all.
     with_state: whether a checkpoint is resumed, not only its model used, of which
         `--last-step-of-checkpoint auto` is the run's best model, or its newest checkpoint if it
         keeps no best one.
-    folders: of one of several runs, see `named_folders`.
+    """
+    folders = {name: named_folders(config, name) for name in names}
+    open_folder = cache(ModelFolder)
+
+    @cache
+    def find(named: Path | None, phase1: Path | None) -> NamedStart:
+        return find_start(config, named, phase1, on_main, with_state, open_folder)
+
+    return {name: find(*folders[name]) for name in names}
+
+
+def find_start(
+    config: StartConfig,
+    named: Path | None,
+    phase1: Path | None,
+    on_main: Callable[[Callable[[], Any]], Any],
+    with_state: bool,
+    open_folder: Callable[[Path], ModelFolder],
+) -> NamedStart:
+    """The folders that the flags name for a run, see `find_starts` and `named_folders`.
     open_folder: makes the model folder at a path, or gives one that another run has opened.
     """
-    named, phase1 = folders or named_folders(config)
     source = phase1 or config.from_pretrained_params
     if not with_state and config.last_step_of_checkpoint == "auto":
         named, source = None, named
@@ -223,7 +243,7 @@ def choose_checkpoint(named: NamedStart, config: StartConfig, folder: Path) -> P
                 )
             given = None
     elif config.resume or takes_newest:
-        log = no_log if is_own_folder else print_line  # `find_start` has warned of damaged ones
+        log = no_log if is_own_folder else print_line  # `find_starts` has warned of damaged ones
         given = newest_checkpoint(folder, log, step_in(folder, given)) or given
         if given is None:
             refuse_damaged(folder)

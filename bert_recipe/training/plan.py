@@ -4,12 +4,11 @@ them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from bert_recipe.checkpoint.identity import identity_of, refuse_other_runs
-from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
-from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.model_choice import find_model
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.run_folder import RunFolder
@@ -17,8 +16,6 @@ from bert_recipe.checkpoint.start import (
     NamedStart,
     StartPoint,
     decide_start,
-    find_start,
-    named_folders,
 )
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
@@ -42,22 +39,16 @@ def open_runs(
     data that seeds share is opened once. decide: where each starts.
     """
     members = members_of(settings, options)
-    named = find_starts(settings, list(members), runtime)
-    model_folder = next(iter(named.values())).folder
-    choice = choose_model(settings.model, model_folder)
-    for start in named.values():
-        for folder in (start.checkpoint, start.weights):
-            if folder is not None:
-                check_same_kind(folder, choice)
+    model = find_model(settings, list(members), runtime.distributed.on_main)
     runs: dict[str, Run] = {}
     opened = None
     for name, (fold, arguments) in members.items():
         if fold != opened:
-            data = options.open(choice, model_folder, settings, runtime, fold)
+            data = options.open(model.choice, model.folder, settings, runtime, fold)
             opened = fold
         if not runs:
             folders = folders_of(settings, data, list(members), runtime)
-            starts = {name: decide(named[name], folders[name], settings) for name in members}
+            starts = {name: decide(model.starts[name], folders[name], settings) for name in members}
             chosen = choose_settings(settings, data, list(starts.values()), runtime)
         values = chosen.values(len(data.dataset))
         shrinkage = recorded_shrinkage(settings, starts[name], values.max_steps)
@@ -77,21 +68,6 @@ def members_of(settings: RunConfig, options: TaskOptions) -> dict[str, tuple[int
         return {"": (0, {})}
     seeds = range(settings.seed, settings.seed + settings.num_seeds)
     return {f"seed-{seed}": (0, {"seed": seed}) for seed in seeds}
-
-
-def find_starts(settings: RunConfig, names: list[str], runtime: Runtime) -> dict[str, NamedStart]:
-    """What the flags name for each run, by its subfolder. Folders that runs share are opened
-    once.
-    """
-    find = cache(
-        partial(
-            find_start,
-            settings.start,
-            runtime.distributed.on_main,
-            open_folder=cache(ModelFolder),
-        )
-    )
-    return {name: find(folders=named_folders(settings.start, name)) for name in names}
 
 
 def folders_of(

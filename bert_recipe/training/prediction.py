@@ -13,11 +13,11 @@ import torch
 
 from bert_recipe.checkpoint.calibration import calibrated
 from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_other_runs
-from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
+from bert_recipe.checkpoint.model_choice import find_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import FLOAT32_LINEAR
 from bert_recipe.checkpoint.record import PREDICTED_BY_FILE, SCORES_FILE
-from bert_recipe.checkpoint.start import find_start, no_log
+from bert_recipe.checkpoint.start import no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.encoders.config import ModelConfig, check_length
@@ -51,10 +51,8 @@ from bert_recipe.utils.progress import print_line
 def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime) -> int:
     """Predicts with the fine-tuned model that the flags name."""
     on_main = runtime.distributed.on_main
-    start = find_start(config.start, on_main, with_state=False)
-    folder = cast(ModelFolder, start.folder)  # the flags name one
-    choice = choose_model(config.model, folder)
-    check_same_kind(folder, choice)
+    model = find_model(config, on_main=on_main)
+    folder, choice = cast(ModelFolder, model.folder), model.choice  # the flags name one
     check_head(folder, MODELS[type(choice.config)][options.head].__name__)
     length = options.max_seq_length
     if not config.arguments.given("max_seq_length"):  # as in training

@@ -15,7 +15,7 @@ import numpy as np
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.folder import verify_checkpoint
 from bert_recipe.checkpoint.model_card import card_of, write_card
-from bert_recipe.checkpoint.model_choice import choose_model_of
+from bert_recipe.checkpoint.model_choice import find_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.record import SCORES_FILE
 from bert_recipe.checkpoint.start import StartKind, no_log
@@ -65,7 +65,7 @@ def run_task(
     code. train_run: what training is, by default updates of all weights.
     """
     if config.estimate_memory is not None:
-        print_estimate(config, options, choose_model_of(config).config)
+        print_estimate(config, options, find_model(config, loads=False).choice.config)
         return 0
     with start_runtime(config, title, startup_messages(config.arguments)) as runtime:
         if config.fine_tuning.do_train:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -26,10 +25,8 @@ import inference
 import run_glue
 from bert_recipe.checkpoint.model_choice import choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.start import find_starts
 from bert_recipe.config import ModelSelection, StartConfig
-from bert_recipe.optimization.precision import Precision
-from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.training.plan import find_starts
 
 TINY_CONFIG = read_json(ROOT / "bert_configs" / "bert-tiny-uncased.json")
 
@@ -176,9 +173,6 @@ def test_seeds_share_the_folder_of_their_starting_weights(tmp_path):
         last_step_of_checkpoint="auto",
         from_pretrained_params=source,
     )
-    runtime = Runtime(torch.device("cpu"), Precision())
-    settings = SimpleNamespace(start=config, trainer=SimpleNamespace(benchmark=False))
-    starts = find_starts(settings, ["seed-1", "seed-2"], runtime)
-    first, second = starts.values()
+    first, second = find_starts(config, ["seed-1", "seed-2"]).values()
     assert first.named != second.named
     assert first.weights is second.weights is not None

@@ -15,7 +15,7 @@ from bert_recipe.checkpoint.folder import (
     manifest_of,
 )
 from bert_recipe.checkpoint.run_folder import RunFolder
-from bert_recipe.checkpoint.start import StartKind, StartPoint, decide_start, find_start
+from bert_recipe.checkpoint.start import StartKind, StartPoint, decide_start, find_starts
 from bert_recipe.config import StartConfig
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG
 from bert_recipe.utils.distributed import DistributedContext
@@ -48,7 +48,7 @@ def start_of(flags: dict, benchmark: bool = False) -> StartPoint:
     settings = SimpleNamespace(start=start, trainer=trainer, prefix="model")
     with ExitStack() as locks:
         folder = RunFolder(STEPS, DistributedContext(), locks)
-        return decide_start(find_start(start), folder, settings)
+        return decide_start(find_starts(start)[""], folder, settings)
 
 
 # Flags, the steps in the run's folder, and the start or the words of an error.

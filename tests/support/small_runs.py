@@ -17,9 +17,8 @@ from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, read_json, repor
 from safetensors.torch import load_file
 
 import run_pretraining
-from bert_recipe.checkpoint import model_choice
 from bert_recipe.checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
-from bert_recipe.checkpoint.model_choice import ModelChoice
+from bert_recipe.checkpoint.model_choice import ModelChoice, find_model
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.utils.command_line import Arguments
@@ -67,7 +66,7 @@ def torchs_adamw(model: torch.nn.Module, lr: float) -> torch.optim.AdamW:
 
 def choose_model_of(args: Arguments) -> ModelChoice:
     """The model that a program's flags choose."""
-    return model_choice.choose_model_of(make_run_config(args))
+    return find_model(make_run_config(args), loads=False).choice
 
 
 class InMemoryDataset:
