@@ -55,6 +55,7 @@ class TrainState:
     spans: the updates that train each parameter.
     encoder_start: the update after which the encoder is trained, too; None while only the head is.
     head_losses: of the last updates of the head alone.
+    loaded: names of the parameters that are not those of a new model.
     pooler: of the starting weights, if only fine-tuning needs it; checkpoints have it as it is.
     """
 
@@ -81,6 +82,7 @@ class TrainState:
         }
         self.start_encoder(0)
         self.head_losses: list[float] = []
+        self.loaded: frozenset[str] = frozenset()
         self.pooler: dict[str, Tensor] = {}
         # Those that chose the best step, see best.py.
         self.evaluations: list[JsonObject] = []
@@ -185,11 +187,12 @@ class TrainState:
         if start.source is not None:  # else the weights stay random
             if start.progress is None:
                 self.load_weights(start.source)
-                check_loaded(self.parallel, start.source, self.distributed)
             elif start.kind is StartKind.RESUMED:
                 self._resume(start.source, start.progress)
             else:
                 self._continue_with_warmup(start.source, start.progress)
+            if start.kind is not StartKind.RESUMED:
+                check_loaded(self.parallel, start.source, self.distributed)
         self.first_step, self.last_step = self.step, self.run.last_step(self.step)
 
     def _resume(self, folder: ModelFolder, progress: Progress) -> None:
@@ -215,7 +218,6 @@ class TrainState:
     def _continue_with_warmup(self, folder: ModelFolder, progress: Progress) -> None:
         """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
         self._restore_updates(folder, progress)
-        check_loaded(self.parallel, folder, self.distributed)
         self.schedule_start = self.step
         self._log(
             f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
@@ -278,7 +280,7 @@ class TrainState:
         """Loads only the weights of a model folder."""
         device = next(iter(self.parallel.named_parameters().values())).device
         self.pooler = unused_pooler(self.model, folder.tensors, device)
-        load_weights(self.parallel, folder, self._log)
+        self.loaded = load_weights(self.parallel, folder, self._log)
 
     def _log(self, text: str) -> None:
         if self.distributed.is_main:

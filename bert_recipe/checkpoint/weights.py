@@ -128,14 +128,20 @@ def load_weights(
     folder: ModelFolder,
     log: Callable[[str], None],
     needs_head: bool = False,
-) -> None:
-    """Loads this rank's rows of a model folder's weights; see `select_weights`."""
-    weights = weights_for(parallel.model, folder, log, needs_head)
+) -> frozenset[str]:
+    """Loads this rank's rows of a model folder's weights, see `select_weights`. Returns the names
+    of the parameters.
+    """
+    tensors = folder.tensors
+    if not needs_head and has_other_labels(parallel.model, folder):
+        tensors = without_task_head(parallel.model, tensors)
+    weights = select_weights(parallel.model, tensors, folder.path, log, needs_head)
     parameters = parallel.named_parameters()
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()
     folder.forget_tensors()
+    return frozenset(weights)
 
 
 def check_loaded(
@@ -161,19 +167,6 @@ def check_loaded(
             )
 
     distributed.on_main(check)
-
-
-def weights_for(
-    model: PreTrainedModel,
-    folder: ModelFolder,
-    log: Callable[[str], None],
-    needs_head: bool = False,
-) -> dict[str, LazyTensor]:
-    """Those of a model folder that `model` takes; see `select_weights`."""
-    tensors = folder.tensors
-    if not needs_head and has_other_labels(model, folder):
-        tensors = without_task_head(model, tensors)
-    return select_weights(model, tensors, folder.path, log, needs_head)
 
 
 def has_other_labels(model: PreTrainedModel, folder: ModelFolder) -> bool:

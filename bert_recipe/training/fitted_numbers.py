@@ -6,8 +6,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from bert_recipe.checkpoint.start import no_log
-from bert_recipe.checkpoint.weights import weights_for
+from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.model.encoders.heads import ClassificationModel
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
@@ -20,24 +19,24 @@ LARGEST_RATIO = 5.0  # of their standard deviations
 
 
 @torch.no_grad()  # inference mode would leave FSDP2 what it gathers as tensors not to be trained
-def fit_to_numbers(run: Run, parallel: ParallelModel, runtime: Runtime) -> None:
+def fit_to_numbers(run: Run, state: TrainState, runtime: Runtime) -> None:
     """Refits the output layer of starting weights whose outputs lie elsewhere than the numbers to
     learn, which few updates would not reach: the outputs are scaled and shifted by least squares.
     """
     weights, numbers = run.start.weights, run.task.numbers
     if weights is None or numbers is None or run.start.progress is not None:
         return
+    parallel = cast(ParallelModel, state.parallel)
     name = cast(ClassificationModel, parallel.model).output_layer_name
-    loaded = weights_for(parallel.model, weights, no_log)
-    weights.forget_tensors()
-    if f"{name}.weight" not in loaded:  # it begins at the numbers
+    if f"{name}.weight" not in state.loaded:  # it begins at the numbers
         return
     mean, deviation = numbers
     dataset = cast(TextDataset, run.data.dataset)
     rows = np.random.default_rng(0).permutation(len(dataset))[:NUM_ROWS]
+    limits = run.limits(runtime, len(rows))
     parallel.model.eval()
     with parallel.eager():
-        logits = predict_batch(parallel, dataset, rows, run.limits(runtime, len(rows)), runtime)
+        logits = predict_batch(parallel, dataset, rows, limits, runtime)
     outputs = logits[: len(rows), 0].double().cpu().numpy()
     targets = dataset.labels["scores"][rows]
     # One rank decides, since ranks may differ by rounding.

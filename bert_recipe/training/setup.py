@@ -40,13 +40,7 @@ from bert_recipe.training.head_first import (
 from bert_recipe.training.run import Run
 from bert_recipe.training.shrunk_outputs import ShrunkOutputs, log_shares
 from bert_recipe.training.trainer import Trainer
-from bert_recipe.utils.device import (
-    keep_freed_memory,
-    select_device,
-    set_cpu_affinity,
-    set_num_threads,
-    use_deterministic_kernels,
-)
+from bert_recipe.utils.device import prepare_process, select_device
 from bert_recipe.utils.distributed import DistributedContext, init_distributed
 from bert_recipe.utils.errors import UserError, is_out_of_memory
 from bert_recipe.utils.measure import Stopwatch
@@ -65,14 +59,9 @@ def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -
         messages = (*messages, f"note: {slow}")
     check_parallel(config, device)
     check_compile(parallel.compile, device)
-    if settings.deterministic:
-        use_deterministic_kernels()
-    set_num_threads()
-    keep_freed_memory()
+    prepare_process(device, settings.deterministic, settings.cpu_affinity)
     timeouts = (settings.timeout_minutes, settings.collective_timeout_minutes)
     with init_distributed(device, *timeouts) as distributed:
-        if settings.cpu_affinity:
-            set_cpu_affinity(device)
         if distributed.is_main:
             print_line(f"{title} on {distributed.world_size} x {device.type}")
             for message in messages:
@@ -140,8 +129,7 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     parallel.prepare(optimizer)
     state = TrainState(run, parallel, optimizer)
     state.restore()
-    fit_to_numbers(run, parallel, runtime)
-
+    fit_to_numbers(run, state, runtime)
     if begins_with_head(model, run, state):
         state.start_encoder(None)
     follow = partial(follow_schedule, run, state, learning_rate)
