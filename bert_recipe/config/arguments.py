@@ -54,9 +54,10 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.deepspeed:
-        from bert_recipe.config.deepspeed_config import flags_of_file
+        from bert_recipe.config.deepspeed_config import DeepSpeedFile
 
-        args = parser.parse_args([*flags_of_file(parser, args), *argv])
+        file = DeepSpeedFile.read(args.deepspeed_config)
+        args = parser.parse_args([*file.flags(parser, args), *argv])
     parser.check_flags(args)
     parser.refuse(contradictions(args))
     return args
@@ -169,9 +170,9 @@ def make_run_config(args: Arguments, world_size: int | None = None, **changes: A
     world_size = world_size or args.get("estimate_memory") or read_environment().world_size
     resolved = resolved_values(args, world_size)
     if args.deepspeed:
-        from bert_recipe.config.deepspeed_config import engine_of_file
+        from bert_recipe.config.deepspeed_config import DeepSpeedFile
 
-        resolved["engine"] = engine_of_file(args, resolved)
+        resolved["engine"] = DeepSpeedFile.read(args.deepspeed_config).engine(args, resolved)
     return from_flags(RunConfig, args, **resolved | changes)
 
 
@@ -197,15 +198,12 @@ def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:
     }
 
 
-def startup_messages(args: Arguments) -> list[str]:
+def startup_messages(config: RunConfig) -> list[str]:
     """Lines to print at the start: the settings, and what follows from them."""
-    notes: list[str] = []
-    if args.deepspeed:
-        from bert_recipe.config.deepspeed_config import engine_notes
-
-        notes = engine_notes(args)
+    args, engine = config.arguments, config.parallel.engine
+    notes = [] if engine is None else [*engine.notes]
     notes += settings_text(args)
-    if args.amp_dtype is None and amp_dtype(args) == "float16":
+    if args.amp_dtype is None and config.precision.amp_dtype == "float16":
         notes.append(
             "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 "
             "needs none)"

@@ -2,8 +2,8 @@
 unsupported keys.
 
 docs/coming_from_deepspeed.md has the keys that are honoured. Keys that are not in the tables below
-are errors, so that no setting is silently ignored. `flags_of_file` and `engine_of_file` add the
-file's name to each ValueError of the other functions.
+are errors, so that no setting is silently ignored. The methods of `DeepSpeedFile` add the file's
+name to each ValueError of the other functions.
 """
 
 import argparse
@@ -11,10 +11,12 @@ import contextlib
 import importlib.metadata
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_recipe.config.fine_tuning_defaults import LARGEST_BATCH
+from bert_recipe.config.runtime import EngineConfig
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_name
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
@@ -165,33 +167,67 @@ INSTEAD = {
 }
 
 
-def flags_of_file(parser: ArgumentParser, args: Arguments) -> list[str]:
-    """The flags that the file of --deepspeed-config stands for, as words of a command line. Raises
-    UserError for keys that are not supported or contradict `args`, and without
-    DeepSpeed.
+@dataclass(frozen=True)
+class DeepSpeedFile:
+    """The file of --deepspeed-config. values: see `flatten`."""
 
-    parser: of the program.
-    args: the command line without these flags.
-    """
-    if args.deepspeed_config is None:
-        raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
-    values = read_values(args.deepspeed_config)
-    with errors_of(args.deepspeed_config):
-        values = with_defaults(values, args)
-        check_keys(values)
-        settings = settings_by_argument(parser, values, args)
-        check_typed(settings, args)
-    installed_version()
-    return [f"{flag}={value}" for _, flag, value in settings.values()]
+    path: Path
+    values: JsonObject
 
+    @classmethod
+    def read(cls, path: Path | None) -> "DeepSpeedFile":
+        if path is None:
+            raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
+        return cls(path, dict(flatten(read_json(path, "DeepSpeed's configuration"))))
 
-@contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """Raises UserError, with the name of the file, for a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
+    def flags(self, parser: ArgumentParser, args: Arguments) -> list[str]:
+        """The flags that the file stands for, as words of a command line. Raises UserError for keys
+        that are not supported or contradict `args`, and without DeepSpeed.
+
+        parser: of the program.
+        args: the command line without these flags.
+        """
+        with self._errors():
+            values = with_defaults(self.values, args)
+            check_keys(values)
+            settings = settings_by_argument(parser, values, args)
+            check_typed(settings, args)
+        installed_version()
+        return [f"{flag}={value}" for _, flag, value in settings.values()]
+
+    def engine(self, args: Arguments, resolved: JsonObject) -> EngineConfig:
+        """What DeepSpeed's engine gets. Raises UserError for combinations of flags and keys that it
+        does not support.
+
+        args: the command line, with the flags that the file stands for.
+        resolved: see `arguments.resolved_values`.
+        """
+        with self._errors():
+            check_engine(self.values, args)
+        config = engine_config(self.values, args, resolved)
+        check_float16(config)
+        return EngineConfig(config, self._notes(args))
+
+    def _notes(self, args: Arguments) -> tuple[str, ...]:
+        is_clipped = args.given("max_grad_norm") or not self.values.keys().isdisjoint(CLIPPING_KEYS)
+        scales = "fp16.enabled" in self.values and args.use_dynamic_loss_scaling
+        notes = {
+            f"{self.path} has no gradient_clipping, so DeepSpeed would not clip: here gradients "
+            f"are clipped to --max-grad-norm {args.max_grad_norm:g}": not is_clipped,
+            f"the scheduler of {self.path} has only the values auto: the schedule is that of "
+            "--lr-decay and --warmup-proportion": leaves_schedule_to_flags(self.values),
+            "the loss scale doubles after 2000 updates without overflow and halves at the first "
+            "overflow; DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2": scales,
+        }
+        return tuple(f"note: {text}" for text, applies in notes.items() if applies)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raises UserError, with the name of the file, for a ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(f"{self.path}: {error}") from error
 
 
 def installed_version() -> str:
@@ -222,10 +258,6 @@ def note_on_version() -> str | None:
 def release(version: str) -> list[int]:
     """The three numbers of a version such as 0.19.8+cu128."""
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
-
-
-def read_values(path: Path) -> JsonObject:
-    return dict(flatten(read_json(path, "DeepSpeed's configuration")))
 
 
 def flatten(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -478,17 +510,8 @@ def divide_batch(
     return micro, steps
 
 
-def engine_of_file(args: Arguments, resolved: JsonObject) -> JsonObject:
-    """The configuration of DeepSpeed's engine. Raises UserError for combinations of flags and keys
-    that the engine does not support.
-
-    args: the command line, with the flags that the file stands for.
-    resolved: see `arguments.resolved_values`.
-    """
-    values = read_values(args.deepspeed_config)
-    with errors_of(args.deepspeed_config):
-        check_engine(values, args)
-    config = engine_config(values, args, resolved)
+def check_float16(config: JsonObject) -> None:
+    """Raises UserError if the installed DeepSpeed would give wrong losses."""
     installed, highest = installed_version(), DEEPSPEED_VERSIONS[1]
     has_float16 = config["fp16"]["enabled"] and config["zero_optimization"]["stage"] == 1
     if has_float16 and release(installed) < release(highest):
@@ -496,25 +519,6 @@ def engine_of_file(args: Arguments, resolved: JsonObject) -> JsonObject:
             f"DeepSpeed {installed} gives wrong losses with ZeRO 1 in float16: pip install "
             f"deepspeed=={highest}, or use bfloat16 or ZeRO 2"
         )
-    return config
-
-
-def engine_notes(args: Arguments) -> list[str]:
-    """Lines about defaults of DeepSpeed that do not exist here. args: see `engine_of_file`."""
-    path = args.deepspeed_config
-    values = read_values(path)
-    notes = {
-        f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped "
-        f"to --max-grad-norm {args.max_grad_norm:g}": not args.given("max_grad_norm")
-        and values.keys().isdisjoint(CLIPPING_KEYS),
-        f"the scheduler of {path} has only the values auto: the schedule is that of --lr-decay and "
-        "--warmup-proportion": leaves_schedule_to_flags(values),
-        "the loss scale doubles after 2000 updates without overflow and halves at the first "
-        "overflow; DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2": "fp16.enabled"
-        in values
-        and args.use_dynamic_loss_scaling,
-    }
-    return [f"note: {text}" for text, applies in notes.items() if applies]
 
 
 def check_engine(values: JsonObject, args: Arguments) -> None:
@@ -539,7 +543,7 @@ def check_engine(values: JsonObject, args: Arguments) -> None:
 
 
 def engine_config(values: JsonObject, args: Arguments, resolved: JsonObject) -> JsonObject:
-    """The configuration of DeepSpeed's engine; see `engine_of_file`."""
+    """The configuration of DeepSpeed's engine; see `DeepSpeedFile.engine`."""
     zero = zero_config(values)
     per_micro_batch = resolved["batch_size"] * resolved["world_size"]
     # With stage 0, this project manages weights and gradients.

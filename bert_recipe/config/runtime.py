@@ -148,10 +148,22 @@ class PrecisionConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """What --deepspeed-config and the flags give DeepSpeed's engine.
+
+    values: its configuration.
+    notes: lines about defaults of DeepSpeed that do not exist here.
+    """
+
+    values: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """shard_degree: number of ranks that share one copy of the model; after
         `arguments.shard_degree` never -1.
-    engine: configuration of DeepSpeed's engine, or None.
+    engine: of --deepspeed, or None.
     """
 
     compile: str = option(
@@ -222,7 +234,7 @@ class ParallelConfig:
     )
     # Set by its launcher.
     local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)
-    engine: dict[str, Any] | None = None
+    engine: EngineConfig | None = None
 
     @property
     def compiles(self) -> bool:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, ParallelConfig, RunConfig
+from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, EngineConfig, ParallelConfig, RunConfig
 from bert_recipe.config.deepspeed_config import (
     DEEPSPEED_VERSIONS,
     installed_version,
@@ -98,7 +98,7 @@ def refused_flags(config: RunConfig) -> list[str]:
 
 class DeepSpeedModel(ParallelModel):
     """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. The engine's
-    configuration is that of `config.deepspeed_config.engine_of_file`.
+    configuration is that of `EngineConfig`.
     """
 
     cannot_freeze = "--deepspeed"
@@ -106,7 +106,7 @@ class DeepSpeedModel(ParallelModel):
 
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
         super().set_up(config, precision, device)
-        self.config, self.device = cast(dict[str, Any], config.engine), device
+        self.config, self.device = cast(EngineConfig, config.engine).values, device
         self.saves_rows = self.distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
             module = self.plain_module
@@ -153,7 +153,9 @@ class DeepSpeedModel(ParallelModel):
                 f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use "
                 "AdamW, or FSDP2"
             )
-        return sentences or refused_by_engine(config.parallel.engine or {}, device)
+        return sentences or refused_by_engine(
+            cast(EngineConfig, config.parallel.engine).values, device
+        )
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         self.engine.set_gradient_accumulation_boundary(False)

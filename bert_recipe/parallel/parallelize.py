@@ -82,7 +82,7 @@ def strategy_of(config: ParallelConfig, world_size: int, is_pure: bool) -> type[
     is_pure: whether the model's weights have 16 bits.
     """
     if config.engine is not None:
-        return engine_strategy(config.engine)
+        return engine_strategy(config.engine.values)
     if config.shard_degree > 1:
         # Imported here, so that other runs do not wait for torch's FSDP.
         from bert_recipe.parallel.fsdp import ShardedModel

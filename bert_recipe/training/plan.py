@@ -117,12 +117,13 @@ def choose_strategies(
     engine, loader = settings.parallel.engine, values.loader
     if engine is not None:
         processes = settings.world_size
-        engine = engine | {
+        batches = {
             "train_micro_batch_size_per_gpu": loader.batch_size,
             "gradient_accumulation_steps": divided_batch(
                 loader.global_batch_size, loader.batch_size, processes
             ),
         }
+        engine = replace(engine, values=engine.values | batches)
     return replace(settings.parallel, compile=what, engine=engine), note
 
 

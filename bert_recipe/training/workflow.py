@@ -67,7 +67,7 @@ def run_task(
     if config.estimate_memory is not None:
         print_estimate(config, options, find_model(config, loads=False).choice.config)
         return 0
-    with start_runtime(config, title, startup_messages(config.arguments)) as runtime:
+    with start_runtime(config, title, startup_messages(config)) as runtime:
         if config.fine_tuning.do_train:
             return train_and_predict(config, options, runtime, train_run or run_seed)
         return predict_only(config, cast(FineTuningOptions, options), runtime)

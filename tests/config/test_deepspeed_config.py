@@ -267,7 +267,7 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
         "--batch-size",
         "16",
     )
-    engine = make_run_config(args, 2).parallel.engine
+    engine = make_run_config(args, 2).parallel.engine.values
     expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
     assert engine["zero_optimization"] == expected
     # 50 sequences of each process, at most 16 at a time.
@@ -339,7 +339,7 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
         0.1,
         True,
     )
-    assert "the schedule is that of --lr-decay" in startup_messages(args)[-2]
+    assert "the schedule is that of --lr-decay" in startup_messages(make_run_config(args))[-2]
     # "auto" is the flag's default, not DeepSpeed's.
     assert args.epsilon == parse(tmp_path, {}).epsilon
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
@@ -360,7 +360,7 @@ def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, 
 
 
 def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
-    notes = startup_messages(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW))
+    notes = startup_messages(make_run_config(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW)))
     assert any("no gradient_clipping" in note and "--max-grad-norm 1" in note for note in notes)
     assert any("loss_scale_window 1000 and hysteresis 2" in note for note in notes)
     same = parse(
@@ -368,7 +368,7 @@ def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
     )
     automatic = parse(tmp_path, {"gradient_clipping": "auto"}, *ADAMW)
     for args in (same, automatic):
-        assert not [note for note in startup_messages(args) if "DeepSpeed" in note]
+        assert not [note for note in startup_messages(make_run_config(args)) if "DeepSpeed" in note]
 
 
 def params(**keys) -> dict:

@@ -326,7 +326,7 @@ def test_settings_have_flags():
 
 def test_settings_are_printed_as_far_as_asked_for():
     def messages(*words: str) -> list[str]:
-        return startup_messages(pretraining(*words))
+        return startup_messages(make_run_config(pretraining(*words)))
 
     given = "--input-dir i --output-dir o --max-steps 5 --lr 0.5"
     assert messages("--lr", "0.5", "--seed", "42") == [
@@ -334,7 +334,7 @@ def test_settings_are_printed_as_far_as_asked_for():
     ]
     assert messages("--no-show-config") == []
     flags = "--task-name", "multi-label", "--label-column", "d", "b c"
-    (typed,) = startup_messages(table(*flags))
+    (typed,) = startup_messages(make_run_config(table(*flags)))
     assert "--label-column d 'b c'" in typed
     (everything,) = messages("--show-config")
     assert "--num-workers" in everything and len(everything.splitlines()) > 60
