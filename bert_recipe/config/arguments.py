@@ -56,8 +56,8 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
     if args.deepspeed:
         from bert_recipe.config.deepspeed_config import DeepSpeedFile
 
-        file = DeepSpeedFile.read(args.deepspeed_config)
-        args = parser.parse_args([*file.flags(parser, args), *argv])
+        words = DeepSpeedFile.read(args.deepspeed_config).flags(parser, args)
+        args = parser.parse_args([*words, *argv])
     parser.check_flags(args)
     parser.refuse(contradictions(args))
     return args

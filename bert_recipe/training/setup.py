@@ -52,14 +52,14 @@ def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -
     """Selects device and precision, initializes the process group, and opens the logs. Cleans up on
     exit. messages: to print after the title.
     """
-    settings, parallel = config.runtime, config.parallel
+    settings = config.runtime
     device = select_device(settings.device)
+    prepare_process(device, settings.deterministic, settings.cpu_affinity)
     precision = select_precision(config.precision, device)
     if slow := slow_bfloat16(precision, device):
         messages = (*messages, f"note: {slow}")
     check_parallel(config, device)
-    check_compile(parallel.compile, device)
-    prepare_process(device, settings.deterministic, settings.cpu_affinity)
+    check_compile(config.parallel.compile, device)
     timeouts = (settings.timeout_minutes, settings.collective_timeout_minutes)
     with init_distributed(device, *timeouts) as distributed:
         if distributed.is_main:
@@ -130,14 +130,14 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     state = TrainState(run, parallel, optimizer)
     state.restore()
     fit_to_numbers(run, state, runtime)
-    if begins_with_head(model, run, state):
-        state.start_encoder(None)
-    follow = partial(follow_schedule, run, state, learning_rate)
-    follow()
     stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
     callbacks = make_callbacks(run, state, stopwatch, runtime)
+    follow = partial(follow_schedule, run, state, learning_rate)
+    if begins_with_head(model, run, state):
+        state.start_encoder(None)
     if state.encoder_start is None:
-        callbacks = [HeadFirst(run, state, runtime, follow), *callbacks]
+        callbacks.insert(0, HeadFirst(run, state, runtime, follow))
+    follow()
     return Trainer(run, state, learning_rate, runtime, callbacks, stopwatch)
 
 
