@@ -57,7 +57,6 @@ class ParallelModel:
     gathers_parameters: whether forward passes gather parameters from all ranks, which then need the
         same number of passes.
     cannot_freeze: the flag of a strategy whose `step` changes all parameters, or "".
-    compiles: whether --compile auto may compile.
     shards_only_state: whether each rank first holds all weights, but only a part of the optimizer's
         state.
     """
@@ -68,7 +67,6 @@ class ParallelModel:
     keeps_gradients = False  # between steps, as zeros
     gathers_parameters = False
     cannot_freeze = ""
-    compiles = True
     shards_only_state = False
 
     def __init__(

@@ -40,7 +40,7 @@ def choose_what_to_compile(
     parallel = config.parallel
     if parallel.compile != "auto":
         return parallel.compile, ""
-    if device.type != "cuda":
+    if device.type != "cuda" or parallel.engine is not None:
         return "none", ""
     note = ""
     if pays_from > 1:

@@ -102,7 +102,6 @@ class DeepSpeedModel(ParallelModel):
     """
 
     cannot_freeze = "--deepspeed"
-    compiles = False
 
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
         super().set_up(config, precision, device)

@@ -20,7 +20,6 @@ from bert_recipe.checkpoint.start import (
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.config.arguments import divided_batch
 from bert_recipe.parallel.compilation import choose_what_to_compile
-from bert_recipe.parallel.parallelize import strategy_of
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData, TaskOptions
 from bert_recipe.training.chosen_settings import EPOCHS, RATE, STEPS, WARMUP, choose_settings
@@ -106,14 +105,9 @@ def choose_strategies(
     """The strategies with what --compile auto means for this run, and with its batches for
     DeepSpeed's engine; and a line to print about compilation, or "".
     """
-    what, note = "none", ""
-    strategy = strategy_of(
-        settings.parallel, runtime.distributed.world_size, runtime.precision.pure
+    what, note = choose_what_to_compile(
+        settings, values.max_steps, runtime.device, task.compiling_pays_from
     )
-    if strategy.compiles:
-        what, note = choose_what_to_compile(
-            settings, values.max_steps, runtime.device, task.compiling_pays_from
-        )
     engine, loader = settings.parallel.engine, values.loader
     if engine is not None:
         processes = settings.world_size
