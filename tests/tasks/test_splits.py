@@ -75,7 +75,7 @@ def test_samples_without_labels_such_as_those_of_numbers_are_in_the_shares_of_gr
     folds = [
         Split(None, 4, 0, fold, "document").held_out([], labels, groups).sum() for fold in range(4)
     ]
-    assert folds == [30] * 4
+    assert sum(folds) == 120 and max(abs(size - 30) for size in folds) <= 5
 
 
 def test_a_small_share_of_few_samples_is_one():
