@@ -44,6 +44,10 @@ done
 read_extra_args DATA_ARGS
 data_words=("${extra_words[@]}")
 read_extra_args
+for word in '--max[-_]steps*' '--benchmark*' '--estimate[-_]memory*'; do
+  ! has_word "$word" || fail 'EXTRA_ARGS: --max-steps, --benchmark and --estimate-memory are for run_pretraining.py; here the' \
+    'minutes decide: leave them out'
+done
 find_nodes
 ((nodes == 1)) || fail "NNODES is $nodes: this script is for one machine; use run_modernbert.sh"
 # shellcheck source=setup_environment.sh
@@ -75,20 +79,33 @@ shared_flags=(
   --input-dir "$samples/training" --max-seq-length "$length" --masked-lm-prob 0.3 --global-rope-theta 10000
   --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --seed "$seed" --optimizer NorMuon --weight-decay 0.1
   --beta2 0.98 --epsilon 1e-6 --learning-rate "$learning_rate" --lr-decay warmup_stable_decay --warmup-proportion 0.1
-  --lr-decay-proportion 0.3 "${precision_words[@]}" "${extra_words[@]}"
+  --lr-decay-proportion 0.3 "${precision_words[@]}"
 )
+# EXTRA_ARGS without what is of the whole run, and which a measurement of the speed refuses.
+speed_words() {
+  local is_of_run=false word
+  for word in "${extra_words[@]}"; do
+    [[ $word != --* ]] || is_of_run=$(is_run_flag "${word//_/-}" && echo true || echo false)
+    [[ $is_of_run == true ]] || printf '%s\0' "$word"
+  done
+}
+is_run_flag() {
+  [[ $1 =~ ^--(steps-this-run|eval-steps|max-eval-samples|early-stopping(-patience)?|num-seeds|overwrite.*)(=.*)?$ ]]
+}
 if [[ -z $updates ]]; then # of a new run: they follow from the speed
   say 'measuring the speed of an update'
   log_file=''
   rm -f -- "$out_dir/speed.json"
   set_batch_flags "$micro_batch" 1
+  mapfile -d '' -t words_of_speed < <(speed_words)
   launch "$processes" "$root/run_pretraining.py" "${batch_flags[@]}" --batch-size "$micro_batch" --max-steps 40 \
     --benchmark --benchmark-warmup-steps 4 --benchmark-steps 36 --report-file "$out_dir/speed.json" "${shared_flags[@]}" \
-    --log-freq 1 >"$out_dir/speed.log"
+    "${words_of_speed[@]}" --log-freq 1 >"$out_dir/speed.log"
 fi
 words=$(python3 "${plan[@]}" --speed-report "$out_dir/speed.json" --samples "$samples/training")
 read -r updates first_part <<<"$words"
 report_at_exit "$RESULTS_DIR"
+shared_flags+=("${extra_words[@]}")
 train() { # updates flag...
   local save_steps=$((($1 + 4) / 5)) # the fifth checkpoint is the end
   run_phase phase1 "$1" "$micro_batch" 1 --eval-dir "$samples/test" --max-eval-samples 500 --eval-steps "$save_steps" \

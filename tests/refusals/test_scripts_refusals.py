@@ -151,6 +151,10 @@ BAD = {
             ["x900", *presets("modernbert_config.sh")],
         ),
     ],
+    "pretrain_from_texts.sh": [
+        ("d1 out", ["the minutes decide"], {"EXTRA_ARGS": words})
+        for words in ("--max_steps=9", "--benchmark", "--estimate-memory 80")
+    ],
     "continue_pretraining.sh": [
         ("post-ln d1", ["argument 3 (out_dir) is missing"]),
         ("post-ln nowhere law", ["corpus", "nowhere does not exist"]),

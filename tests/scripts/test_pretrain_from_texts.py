@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 
 import numpy as np
@@ -147,7 +148,8 @@ def test_a_run_that_took_another_time_says_so(planned, minutes, message):
     assert said.startswith(message) and bool(said) == bool(message)
 
 
-def test_texts_in_another_script_become_a_model_that_transformers_loads(tmp_path):
+def pretrain(tmp_path, plan, **environment):
+    """The output of the script on a few texts in Cyrillic, a word of them, and its folder."""
     random = np.random.default_rng(0)
     letters = [chr(code) for code in range(ord("а"), ord("я") + 1)]
     words = ["".join(random.choice(letters, random.integers(2, 7))) for _ in range(200)]
@@ -157,19 +159,34 @@ def test_texts_in_another_script_become_a_model_that_transformers_loads(tmp_path
         sentences = (" ".join(random.choice(words, 8)).capitalize() + "." for _ in range(60))
         (texts / f"{number}.txt").write_text("\n".join(sentences), encoding="utf-8")
     size = SIZES[0]._asdict() | {"length": 32, "vocabulary": 300, "learning_rate": 1e-3}
-    plan = {"precision": "fp32", "batch": 4, "micro_batch": 4, "minutes": 1, "updates": 5}
-    # Forty passes over 26 tokens are 8 updates, for which there is time.
-    plan |= {"tokens": 26, "tokens_per_second": 1000, "epochs": 25, "first_part": 2}
+    size |= {"precision": "fp32", "batch": 4, "micro_batch": 4, "minutes": 1}
     output = tmp_path / "out"
     output.mkdir()
     (output / "plan.json").write_text(json.dumps(size | plan))
     command = ["bash", ROOT / "scripts/pretrain_from_texts.sh", texts, output, "1", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
     assert result.returncode == 0, result.stderr
+    return result, words[0], output
+
+
+def test_texts_in_another_script_become_a_model_that_transformers_loads(tmp_path):
+    # Forty passes over 26 tokens are 8 updates, for which there is time.
+    plan = {"tokens": 26, "tokens_per_second": 1000, "epochs": 25, "updates": 5, "first_part": 2}
+    result, word, output = pretrain(tmp_path, plan)
     assert "5 updates of 4 x 32 tokens with NorMuon at 0.001" in result.stderr
     assert "8 updates of 4 x 32 tokens" in result.stderr
     assert "step 2 of 5" in result.stdout and "step 8 of 8" in result.stdout
     assert "step 3/5" not in result.stdout
     model = output / "results/custom/phase1/best"
-    assert len(AutoTokenizer.from_pretrained(model).tokenize(words[0])) >= 1
+    assert len(AutoTokenizer.from_pretrained(model).tokenize(word)) >= 1
     assert AutoModelForMaskedLM.from_pretrained(model).config.num_hidden_layers == 2
+
+
+def test_flags_of_the_whole_run_are_not_given_to_its_measurement(tmp_path):
+    """--benchmark refuses them."""
+    flags = "--early-stopping 9 --eval_steps=2 --max-eval-samples 5 --steps-this-run 3 --overwrite"
+    result, _, output = pretrain(tmp_path, {"tokens": 26}, EXTRA_ARGS=f"{flags} --dropout 0.2")
+    assert "phase1 stopped at step 3 of" in result.stdout
+    assert "--dropout 0.2" in (output / "speed.log").read_text()
