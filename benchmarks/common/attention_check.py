@@ -19,7 +19,7 @@ from bert_recipe.model.kernels.positions import hidden_pairs
 from bert_recipe.parallel.attention_choice import CHOICES, load_attention
 from bert_recipe.utils.measure import Stopwatch
 
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 BOTH = (torch.float32, torch.bfloat16)
 IMPLEMENTATIONS = {
     "cuda": {"efficient": BOTH, "padded": BOTH, "flash": (torch.bfloat16,)},

@@ -1,4 +1,6 @@
-"""Every attention implementation against softmax(QK' / sqrt(D)) V computed sequence by sequence."""
+"""Every attention implementation against softmax(QK' / sqrt(D)) V computed sequence by sequence.
+With dropout: test_attention_check.py.
+"""
 
 import dataclasses
 import itertools
@@ -6,6 +8,7 @@ import math
 
 import pytest
 import torch
+from encoder_cases import CPU_IMPLEMENTATIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,31 +39,23 @@ from bert_recipe.model.encoders.modernbert import (
 from bert_recipe.model.kernels import length_bucketed
 from bert_recipe.model.kernels.length_bucketed import length_buckets
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.parallel.attention_choice import CHOICES
 from bert_recipe.parallel.parallelize import choose_attention
 
 pytestmark = pytest.mark.fast
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
-CPU_IMPLEMENTATIONS = [
-    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", *CHOICES)
-]
 HEADS, SIZE = 2, 4
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def cu_seqlens_of(lengths) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 
-def prepared(
-    implementation, lengths, device=CPU, max_seqlen=None, filler=0, has_dropout=False, **options
-):
+def prepared(implementation, lengths, device=CPU, max_seqlen=None, filler=0, **options):
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32, device=device)
     layout = StreamLayout(cu_seqlens, max_seqlen or max(lengths), sum(lengths) + filler, **options)
-    return prepare_attention(implementation, layout, has_dropout)
+    return prepare_attention(implementation, layout)
 
 
 def probabilities(query, key, window) -> torch.Tensor:
@@ -146,97 +141,7 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
     assert_matches_reference(attention, qkv, lengths, rtol=tolerance, atol=tolerance)
 
 
-DROPOUT = 0.25
-
-
-def probabilities_after_dropout(attention, qkv, lengths) -> list[torch.Tensor]:
-    """Of each sequence, as [heads, queries, keys]. The output is linear in the values: for values
-    that are 1 for one key and 0 for the others, it is that key's probabilities. A call computes as
-    many keys as a head has elements, with the same dropout mask each time.
-    """
-    head_size, parts = qkv.shape[-1], []
-    offsets = torch.cat([torch.arange(length) for length in lengths]).to(qkv.device)
-    for start in range(0, max(lengths), head_size):
-        keys = torch.arange(start, start + head_size, device=qkv.device)
-        one_hot = (offsets[:, None] == keys).to(qkv.dtype)
-        values = one_hot[:, None].expand(-1, qkv.shape[2], -1)
-        torch.manual_seed(0)
-        parts.append(attention(torch.stack([qkv[:, 0], qkv[:, 1], values], dim=1), DROPOUT))
-    sequences = torch.cat(parts, dim=-1).detach().double().split(lengths)
-    return [
-        sequence[:, :, :length].transpose(0, 1)
-        for sequence, length in zip(sequences, lengths, strict=True)
-    ]
-
-
-def dropout_of_each_sequence(qkv, masks, lengths, *pairs) -> torch.Tensor:
-    """`attention_of_each_sequence` with these dropout masks."""
-    outputs = []
-    for mask, part in zip(masks, qkv.split(lengths), strict=True):
-        query, key, value = part.unbind(1)
-        probs = probabilities(query, key, *pairs) * mask / (1 - DROPOUT)
-        outputs.append(torch.einsum("hqk,khd->qhd", probs, value))
-    return torch.cat(outputs)
-
-
-def assert_dropout_matches_reference(attention, qkv, lengths, window, tolerance) -> None:
-    """The output and the gradient, for the mask that the forward pass used; and the mask itself."""
-    masks = [probs != 0 for probs in probabilities_after_dropout(attention, qkv, lengths)]
-    weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
-    torch.manual_seed(0)
-    out = attention(qkv, DROPOUT)
-    (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
-    exact = qkv.detach().double().requires_grad_()
-    expected = dropout_of_each_sequence(exact, masks, lengths, window)
-    (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
-    for actual, reference in ((out, expected), (gradient, expected_gradient)):
-        error = (actual.detach().double() - reference.detach()).norm() / reference.detach().norm()
-        assert error < tolerance
-    longest = masks[0]  # of 128 tokens; the second sequence has as many
-    query, key, _ = exact.detach()[: lengths[0]].unbind(1)
-    seen = probabilities(query, key, window)[0] > 0
-    dropped = 1 - longest[:, seen].double().mean()
-    assert float(dropped) == pytest.approx(DROPOUT, abs=0.05)
-    assert not torch.equal(longest[0], longest[1]), "two heads share a mask"
-    assert not torch.equal(longest, masks[1]), "two sequences share a mask"
-
-
-@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
-@pytest.mark.parametrize("window", [None, 9])
-def test_dropout_has_the_gradient_of_its_mask(implementation, window):
-    lengths = [128, 128, 77, 1, 0, 64]
-    torch.manual_seed(0)
-    qkv = torch.randn(sum(lengths), 3, 2, 64, requires_grad=True)
-    attention = prepared(implementation, lengths, has_dropout=True, window=window)
-    assert_dropout_matches_reference(attention, qkv, lengths, window, 1e-5)
-
-
-@needs_gpu
-@pytest.mark.parametrize(
-    ("implementation", "dtype", "tolerance"),
-    [
-        ("flash", torch.float16, 1e-2),
-        ("flash", torch.bfloat16, 3e-2),
-        *(
-            ("efficient", dtype, limit)
-            for dtype, limit in [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)]
-        ),
-        *(
-            ("padded", dtype, limit)
-            for dtype, limit in [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)]
-        ),
-    ],
-)
-@pytest.mark.parametrize("window", [None, 9])
-def test_dropout_on_a_gpu_has_the_gradient_of_its_mask(implementation, dtype, tolerance, window):
-    lengths = [128, 128, 77, 1, 0, 64]
-    torch.manual_seed(0)
-    qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
-    attention = prepared(implementation, lengths, GPU, has_dropout=True, window=window)
-    assert_dropout_matches_reference(attention, qkv, lengths, window, tolerance)
-
-
-@needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("implementation", ["flash", "efficient", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("pairs", [{"window": window} for window in (None, 1, 64)])
