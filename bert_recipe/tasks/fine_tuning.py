@@ -14,7 +14,7 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.task import Number, PredictionSet, Task, TaskData, TaskOptions
-from bert_recipe.tokenization.files import MAX_UNKNOWN, trained_length
+from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.command_line import value_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest
@@ -334,16 +334,6 @@ def warn_of_known_texts(dataset: TextSamples, scored_sets: Sequence[PredictionSe
                 f"warning: {count} of {len(texts)} texts to score ({share}) are in the training "
                 f"file: the scores are too high by what the model remembers of them"
             )
-
-
-def warn_of_unknown(dataset: TextSamples) -> None:
-    """Warns of texts that the vocabulary does not have the characters of."""
-    if dataset.unknown_share > MAX_UNKNOWN:
-        print_line(
-            f"warning: {dataset.unknown_share:.0%} of the tokens of the training file are [UNK]: "
-            f"the model cannot tell their words apart; take one whose vocabulary has the "
-            f"characters of these texts"
-        )
 
 
 def warn_of_repeats(num_samples: int, global_batch: int) -> None:

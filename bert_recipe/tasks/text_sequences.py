@@ -10,32 +10,56 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.token_stream import IGNORED_LABEL
-from bert_recipe.utils.progress import print_once, progress_bar
+from bert_recipe.tokenization.files import MAX_TOKENS_PER_WORD, MAX_UNKNOWN
+from bert_recipe.tokenization.tokenizer import Tokenizer, tokens_of_words
+from bert_recipe.utils.progress import print_line, print_once, progress_bar
 
-if TYPE_CHECKING:
-    from bert_recipe.tokenization.tokenizer import Tokenizer
+COUNTED_TOKENS = 100_000  # of the words of a training file
 
 
 class TextSamples(StreamDataset, Protocol):
-    """Texts to train on."""
+    """Texts to train on.
+
+    input_ids: the tokens of all sequences.
+    unknown_share: of the tokens that are [UNK].
+    """
+
+    input_ids: np.ndarray
+    unknown_share: float
 
     @property
     def num_examples(self) -> int:
         """Number of examples in the file, each of which makes one or several samples."""
 
-    @property
-    def unknown_share(self) -> float:
-        """Share of the tokens that are [UNK]."""
-
     def distinct_sequences(self) -> set[bytes]:
         """The tokens of the sequences."""
+
+
+def warn_of_vocabulary(dataset: TextSamples, tokenizer: Tokenizer) -> None:
+    """Warns of texts that the vocabulary does not have the characters of, and says if it was not
+    made for their language: a model of that language usually scores higher (Rust et al., 2021, "How
+    Good is Your Tokenizer?").
+    """
+    counts = tokens_of_words(dataset.input_ids[:COUNTED_TOKENS], tokenizer)
+    if dataset.unknown_share > MAX_UNKNOWN:
+        print_line(
+            f"warning: {dataset.unknown_share:.0%} of the tokens of the training file are [UNK]: "
+            f"the model cannot tell their words apart; take one whose vocabulary has the "
+            f"characters of these texts"
+        )
+    elif counts is not None and counts.mean() > MAX_TOKENS_PER_WORD:
+        print_line(
+            f"note: the words of the training file have {counts.mean():.1f} tokens on average: the "
+            f"vocabulary is small, or was made for another language; a model of the texts' "
+            f"language usually scores higher"
+        )
 
 
 class SequenceDataset:
@@ -50,7 +74,7 @@ class SequenceDataset:
 
     def __init__(
         self,
-        tokenizer: "Tokenizer",
+        tokenizer: Tokenizer,
         texts: Sequence[Sequence[np.ndarray]],
         labels: Mapping[str, np.ndarray],
         label_axis: Literal["token", "sequence"] = "sequence",
@@ -179,7 +203,7 @@ class TextDataset(SequenceDataset):
 
     def __init__(
         self,
-        tokenizer: "Tokenizer",
+        tokenizer: Tokenizer,
         max_seq_length: int,
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
@@ -239,7 +263,7 @@ class SequenceSamples(NamedTuple):
 
 
 def encode(
-    tokenizer: "Tokenizer", texts: Sequence[str], what: str
+    tokenizer: Tokenizer, texts: Sequence[str], what: str
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
     with progress_bar(len(texts), f"tokenizing {what}", "text", delay=1) as bar:

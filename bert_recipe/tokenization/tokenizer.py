@@ -307,6 +307,20 @@ def with_stripped_accents(spans: Sequence[tuple[int, int]], text: str) -> list[t
 Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
+def tokens_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray | None:
+    """The number of tokens of each word in `token_ids` [T], which are sequences with [CLS] and
+    [SEP]; None if there are none, or if tokens do not show words.
+    """
+    try:
+        word_starts = tokenizer.word_starts()
+    except UserError:
+        return None
+    is_text_T = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    (begins_word_T,) = word_starts.find(token_ids[None], is_text_T[None])
+    word_T = np.cumsum(begins_word_T)  # the number of each token's word, from 1
+    return np.bincount(word_T[is_text_T])[1:] if begins_word_T.any() else None
+
+
 def load_tokenizer(
     vocab_file: str | Path | TokenizerFile,
     do_lower_case: bool | None = None,

@@ -37,7 +37,7 @@ from bert_recipe.optimization.precision import slow_bfloat16
 from bert_recipe.parallel.compilation import missing_for_compile
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tokenization.files import MAX_UNKNOWN
-from bert_recipe.tokenization.tokenizer import Tokenizer
+from bert_recipe.tokenization.tokenizer import Tokenizer, tokens_of_words
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
 from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer
@@ -240,15 +240,8 @@ def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
     """The share of words in `token_ids` [T] with SPLIT_PIECES or more tokens; None if tokens do not
     show words.
     """
-    try:
-        word_starts = tokenizer.word_starts()
-    except UserError:
-        return None
-    is_text_T = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    (begins_word_T,) = word_starts.find(token_ids[None], is_text_T[None])
-    word_T = np.cumsum(begins_word_T)  # the number of each token's word, from 1
-    num_tokens = np.bincount(word_T[is_text_T])[1:]  # of each word
-    return float((num_tokens >= SPLIT_PIECES).mean())
+    counts = tokens_of_words(token_ids, tokenizer)
+    return None if counts is None else float((counts >= SPLIT_PIECES).mean())
 
 
 def sample_indices(run: Run, count: int) -> np.ndarray:

@@ -26,9 +26,9 @@ from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import BASELINES, WARNING, comparison_line, means_of, percent
-from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask, warn_of_unknown
+from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask
 from bert_recipe.tasks.task import TaskOptions
-from bert_recipe.tasks.text_sequences import TextSamples
+from bert_recipe.tasks.text_sequences import TextSamples, warn_of_vocabulary
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
@@ -87,7 +87,7 @@ def train_and_predict(
     folder = first.folder.path.parent if has_several else first.folder.path
     open_report(config, folder, runtime)
     if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
-        warn_of_unknown(cast(TextSamples, first.data.dataset))
+        warn_of_vocabulary(cast(TextSamples, first.data.dataset), first.data.choice.tokenizer)
     scores: list[dict[str, float]] = []
     for name, run in runs.items():
         with logs_of(run, name, runtime) as seed_runtime:

@@ -10,8 +10,9 @@ from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
-from bert_recipe.tasks.fine_tuning import warn_of_known_texts, warn_of_repeats, warn_of_unknown
+from bert_recipe.tasks.fine_tuning import warn_of_known_texts, warn_of_repeats
 from bert_recipe.tasks.ner.files import read_sentences
+from bert_recipe.tasks.text_sequences import warn_of_vocabulary
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
@@ -116,9 +117,15 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("a b c", ""), ("😀 🙃 😀", "60% of the tokens of the training file are [UNK]")],
+    [
+        ("a b c", ""),
+        ("😀 🙃 😀", "60% of the tokens of the training file are [UNK]"),
+        ("the pneumoconiosis rose", "have 3.0 tokens on average"),
+        ("a pneumoconiosis " + "in the end it rose " * 3, ""),
+        ("-", ""),
+    ],
 )
-def test_characters_that_the_vocabulary_lacks_are_named(text, says, tmp_path, capsys):
+def test_a_vocabulary_that_does_not_fit_the_texts_is_named(text, says, tmp_path, capsys):
     train = tmp_path / "train.csv"
     train.write_text(f"text,pair,label\n{text},{text},x\n{text},{text},y\n", encoding="utf-8")
     columns = {"text_column": "text", "label_column": ["label"], "train_file": train}
@@ -127,7 +134,7 @@ def test_characters_that_the_vocabulary_lacks_are_named(text, says, tmp_path, ca
     _, embedded = EmbeddingTask.learning(EmbeddingTaskOptions(**pairs), TOKENIZER)
     for dataset in (classified, embedded):
         capsys.readouterr()
-        warn_of_unknown(dataset)
+        warn_of_vocabulary(dataset, TOKENIZER)
         output = capsys.readouterr().out
         assert says in output
         assert bool(output) == bool(says)

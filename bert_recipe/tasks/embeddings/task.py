@@ -476,6 +476,7 @@ class TupleDataset:
         self.originals = np.array([numbers[text] for text in tuples.originals])
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
         self.distinct_sequences = self.texts.distinct_sequences
+        self.input_ids = self.texts.input_ids
         self.unknown_share = self.texts.unknown_share
 
     def __len__(self) -> int:
