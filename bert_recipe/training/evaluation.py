@@ -94,6 +94,7 @@ def sums_without_dropout(
     sums_of: Callable[..., dict[str, Tensor]],
     micro_batches: Iterable[MicroBatch],
     runtime: Runtime,
+    guard: Guard = nullcontext,
 ) -> dict[str, float]:
     """The sums of a task's `sums_of(model, micro_batch)` over this rank's micro-batches; called on
     all ranks.
@@ -101,13 +102,14 @@ def sums_without_dropout(
     parallel.model.eval()
     # On the device: a read would wait for each batch before the next is prepared.
     sums: dict[str, Tensor] = {}
-    for micro_batch in micro_batches:
-        with runtime.precision.context(runtime.device):
-            batch_sums = sums_of(
-                parallel.plain_module, parallel.inputs(micro_batch, runtime.device)
-            )
-        for name, value in batch_sums.items():
-            sums[name] = sums.get(name, 0.0) + value.double()
+    with guard():
+        for micro_batch in micro_batches:
+            with runtime.precision.context(runtime.device):
+                batch_sums = sums_of(
+                    parallel.plain_module, parallel.inputs(micro_batch, runtime.device)
+                )
+            for name, value in batch_sums.items():
+                sums[name] = sums.get(name, 0.0) + value.double()
     runtime.distributed.wait_for_device(runtime.device)
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
@@ -131,7 +133,7 @@ def evaluate(
     mine = chosen[distributed.rank :: distributed.world_size]
     counts = np.zeros(len(BatchCounts._fields))
     is_main = distributed.is_main
-    with guard(), progress_bar(len(mine), "evaluation", "sequence", enabled=is_main) as bar:
+    with progress_bar(len(mine), "evaluation", "sequence", enabled=is_main) as bar:
 
         def micro_batches() -> Iterator[MicroBatch]:
             for batch in batches_in_order(dataset, mine, limits, pin_memory):
@@ -141,7 +143,7 @@ def evaluate(
 
         make_filler = partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory)
         filled = parallel.equalize_inference(micro_batches(), make_filler)
-        sums = sums_without_dropout(parallel, task.sums, filled, runtime)
+        sums = sums_without_dropout(parallel, task.sums, filled, runtime, guard)
     summed = distributed.all_reduce_sum([*counts, *sums.values()])
     values = dict(zip(sums, summed[len(counts) :], strict=True))
     return task.metrics(values, BatchCounts(*summed[: len(counts)]))

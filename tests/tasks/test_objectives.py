@@ -4,6 +4,8 @@ replaced-token detection (Clark et al., 2020), whose loss is a mean over all tok
 Legend: T tokens of the stream, M masked tokens.
 """
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +47,7 @@ from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.training.evaluation import evaluate
 from bert_recipe.training.library import OwnTask, make_settings, make_trainer, train
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
+from bert_recipe.utils.distributed import DistributedContext
 
 CONFIG = BertConfig(**{**TINY, "vocab_size": 200, **NO_DROPOUT}, labels=("replaced",))
 LENGTHS = (32, 32, 19, 8)
@@ -140,6 +143,33 @@ def test_a_mean_over_all_tokens_and_a_second_model_need_no_other_trainer(batch_s
 
     metrics = evaluate(trainer.parallel, task, dataset, limits, Runtime(CPU))
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5) and metrics["replaced"] > 0
+
+
+def test_what_a_signal_may_end_on_one_rank_of_an_evaluation_has_no_collective():
+    """The other ranks would wait in it."""
+    task, dataset = make_task(), InMemoryDataset(LENGTHS, 200)
+    settings = make_settings("unused", benchmark=True, max_steps=1, learning_rate=1e-4)
+    trainer = make_trainer(discriminator(), task, dataset, settings, Runtime(CPU))
+    calls = []
+
+    @contextlib.contextmanager
+    def guard():
+        calls.append("begin")
+        yield
+        calls.append("end")
+
+    class Recorded(DistributedContext):
+        def wait_for_device(self, device: torch.device) -> None:
+            calls.append("wait")
+
+        def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+            calls.append("sum")
+            return list(values)
+
+    limits = MicroBatchLimits.of(LoaderConfig(4, 4, 32, 4))
+    runtime = Runtime(CPU, distributed=Recorded())
+    evaluate(trainer.parallel, task, dataset, limits, runtime, guard=guard)
+    assert calls == ["begin", "end", "wait", "sum"]
 
 
 @pytest.mark.parametrize("compiled", ["model", "layers"])
