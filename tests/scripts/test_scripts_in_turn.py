@@ -28,6 +28,21 @@ def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):
     assert_flags(checkout, "phase1=True", "phase1=True", "phase2=True")
 
 
+def test_early_stopping_ends_a_phase_that_no_other_starts_from(checkout):
+    command = "run_pretraining.sh 32 6e-3 fp32 0 .1 50"
+    settings = {
+        "EXTRA_ARGS": "--eval-steps 5 --early_stopping 2",
+        "EVAL_DIR_PHASE1": "d1",
+        "FAKE_STOPS_EARLY": "1",
+    }
+    for script in (command, "run_modernbert.sh"):
+        both = checkout.run(f"bash scripts/{script}", **settings)
+        assert both.returncode == 2 and not checkout.calls()
+        assert both.stderr.startswith("error: EXTRA_ARGS: --early-stopping may end phase 1 before")
+    assert "stopped at step" not in start(checkout, command, PHASE="1", **settings).stdout
+    assert_flags(checkout, "phase1=True early_stopping=2")
+
+
 @pytest.mark.parametrize(
     ("command", "model", "train_steps"),
     [
