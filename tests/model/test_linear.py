@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import log_entries
+from encoder_cases import relative_error
 from small_runs import progress, resuming, steps_folder, train
 from torch import Tensor
 
@@ -56,10 +57,6 @@ def gradients(function, tensors, grad: Tensor) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, leaves, grad)]
 
 
-def distance(values: Tensor, exact: Tensor) -> float:
-    return float((values - exact).norm() / exact.norm())
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_as_near_to_float64_as_those_of_torch(onednn, shape):
     *inputs, grad = tensors(*shape)
@@ -70,7 +67,7 @@ def test_values_and_gradients_are_as_near_to_float64_as_those_of_torch(onednn, s
         gradients(linear, inputs, grad), of_torch, exact, strict=True
     ):
         assert computed.shape == expected.shape
-        assert distance(computed, expected) < max(3 * distance(usual, expected), 5e-7)
+        assert relative_error(computed, expected) < max(3 * relative_error(usual, expected), 5e-7)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +143,7 @@ def test_second_derivatives_are_those_of_torch(onednn):
     for computed, expected in zip(
         second_derivatives(linear), second_derivatives(F.linear), strict=True
     ):
-        assert distance(computed, expected) < 1e-5
+        assert relative_error(computed, expected) < 1e-5
 
 
 def test_the_masked_token_head_has_the_loss_and_the_gradients_of_torch(onednn):
@@ -166,7 +163,7 @@ def test_the_masked_token_head_has_the_loss_and_the_gradients_of_torch(onednn):
         expected_loss, [tensor.double() for tensor in inputs], torch.tensor(0.5).double()
     )
     for value, expected in zip(computed, exact, strict=True):
-        assert distance(value, expected) < 1e-6
+        assert relative_error(value, expected) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(2, 256, 384), (2, 640, 224), (1, 256, 640)])
@@ -175,7 +172,7 @@ def test_matrices_of_muon_are_orthogonalized_as_by_torch(onednn, shape):
     computed = orthogonalize(matrices)
     with float32_linear(False):
         expected = orthogonalize(matrices)
-    assert 0 < distance(computed, expected) < 1e-5
+    assert 0 < relative_error(computed, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
