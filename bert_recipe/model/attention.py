@@ -15,6 +15,7 @@ parallel/attention_choice.py.
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
 
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -159,7 +160,7 @@ class LengthBucketedAttention:
         self.theta: float | None = None  # of rotary positions
         self.stream: BucketedStream | None = None
 
-    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float, first_only: bool = False) -> Tensor:
         infers = not dropout_prob and not torch.is_grad_enabled()
         if infers and self.is_single(qkv_T3HD):
             query_1HTD, key_1HTD, value_1HTD = qkv_T3HD.permute(1, 2, 0, 3)[:, None]
@@ -167,7 +168,7 @@ class LengthBucketedAttention:
             return out_1HTD[0].transpose(0, 1)
         if self.stream is None:  # shared by all layers
             self.stream = BucketedStream(self.cu_seqlens, self.window, qkv_T3HD, self.theta)
-        return LengthBucketedFunction.apply(qkv_T3HD, self.stream, dropout_prob)
+        return LengthBucketedFunction.apply(qkv_T3HD, self.stream, dropout_prob, first_only)
 
     def is_single(self, qkv_T3HD: Tensor) -> bool:
         """Whether the stream is one sequence whose attention needs no mask and no rotation. torch's
@@ -221,6 +222,15 @@ def with_rotary_positions(
         attention.theta = theta
         return attention
     return RotaryAttention(attention, rotary_table(position_ids, head_size, theta))
+
+
+def for_first_tokens(attention: PreparedAttention) -> PreparedAttention:
+    """`attention` of which only the output of each sequence's first token is used: that of the
+    others may be zero.
+    """
+    if isinstance(attention, LengthBucketedAttention):
+        return partial(attention, first_only=True)
+    return attention
 
 
 IMPLEMENTATIONS: dict[str, type[AttentionImplementation]] = {

@@ -49,6 +49,8 @@ VARIANTS = [
         {"decoder_bias": False, "hidden_activation": "gelu_new", "local_attention": 2},
     ),
     ("modernbert", "sequence_classification", {"classifier_pooling": "mean"}),
+    # The last layer has a window.
+    ("modernbert", "sequence_classification", {"num_hidden_layers": 3, "local_attention": 4}),
     ("electra", "sequence_classification", {"embedding_size": 32, "hidden_act": "gelu_new"}),
 ]
 
@@ -125,6 +127,21 @@ def test_positions_count_tokens_that_the_mask_leaves_out(kind):
         theirs = logits_of(twin(**padded), real)
         ours = logits_of(model(TokenStream.from_padded(**padded)[0]))
     assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "distilbert", "electra"])
+def test_in_the_last_layer_only_first_tokens_attend_if_no_other_output_is_used(kind):
+    model, _ = make_pair(kind, "sequence_classification")
+    length, layers = 10, model.config.num_hidden_layers
+    stream = TokenStream.from_sequences([[*range(5, 5 + length)]] * 3)
+
+    def attention_flops(forward) -> int:
+        with FlopCounterMode(display=False) as counter:
+            forward(stream)
+        return counter.get_flop_counts()["Global"][torch.ops.aten.baddbmm]
+
+    of_all = attention_flops(model.base_model)
+    assert attention_flops(model) * layers * length == of_all * ((layers - 1) * length + 1)
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "distilbert"])

@@ -24,6 +24,7 @@ from bert_recipe.model.attention import (
     PreparedAttention,
     StreamLayout,
     default_implementation,
+    for_first_tokens,
     prepare_attention,
 )
 from bert_recipe.model.encoders.config import ModelConfig
@@ -257,7 +258,8 @@ class EncoderModel(PreTrainedModel):
     pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden
     state, `mean` for the mean over the tokens, or None. With `output_positions` [M], indices into
     the stream, the last hidden states are [M, E], for these tokens only, and the last layer's
-    feed-forward block runs only on them and pooled first tokens.
+    feed-forward block runs only on them and pooled first tokens. Without any, only first tokens are
+    queries of its attention, on a CPU.
     """
 
     costs: ClassVar[ModuleType]  # formulas of layers, see model/costs/memory.py
@@ -348,6 +350,8 @@ class EncoderModel(PreTrainedModel):
         first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
         if self.pooling in FIRST_TOKEN and output_positions is not None:
             output_R = torch.cat([first_N, output_positions])
+            if len(output_positions) == 0:
+                attentions[-1] = for_first_tokens(attentions[-1])
         last = self.encode(hidden_TE, attentions, output_R, states)
         if self.pooling is None:
             return EncoderOutput(last, None)

@@ -81,10 +81,13 @@ class Tile(NamedTuple):
     hidden_QK: Tensor | None
 
 
-def attention_tiles(length: int, window: int | None) -> list[Tile]:
+def attention_tiles(length: int, window: int | None, first_only: bool = False) -> list[Tile]:
     """The tiles of sequences of `length` tokens: one without a window, otherwise one per block of
-    queries.
+    queries. first_only: the first token is the only query.
     """
+    if first_only:
+        num_keys = length if window is None else min(length, window + 1)
+        return [Tile(slice(0, 1), slice(0, num_keys), None)]
     offsets_L = torch.arange(length)
     if window is None or length <= window + 1:  # all tokens are in each other's window
         whole = slice(0, length)
@@ -133,6 +136,7 @@ class BucketedStream:
         self.buckets = length_buckets(cu_seqlens, multiple)
         lengths = [bucket.padded_length for bucket in self.buckets]
         self.tiles = [attention_tiles(length, window) for length in lengths]
+        self.first_tiles = [attention_tiles(length, window, first_only=True) for length in lengths]
         positions_L = torch.arange(max(lengths))
         self.rotary = None if theta is None else rotary_table(positions_L, size, theta)
         self.index = {channels: self._index(num_tokens, channels) for channels in (1, 3)}
@@ -208,7 +212,8 @@ def hide_(scores_BQK: Tensor, tile: Tile, lengths: list[int]) -> None:
 
 class LengthBucketedFunction(torch.autograd.Function):
     """softmax(QK' / sqrt(D)) V per bucket and tile, [T, 3, H, D] to [T, H, D], with dropout on the
-    probabilities. The output is zero for filler.
+    probabilities. The output is zero for filler; with `first_only`, for all tokens but the first
+    one of each sequence.
 
     On a CPU, scaled_dot_product_attention has a 4 times slower backward pass in bfloat16, is even
     slower with dropout, and needs a mask. This function saves the probabilities for the backward
@@ -216,15 +221,21 @@ class LengthBucketedFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_T3HD: Tensor, stream: BucketedStream, dropout_prob: float) -> Tensor:
+    def forward(
+        ctx: Any, qkv_T3HD: Tensor, stream: BucketedStream, dropout_prob: float, first_only: bool
+    ) -> Tensor:
         scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
         keep_scale = 1.0
         qkv_PD = stream.to_padded(qkv_T3HD)
         out_PD = qkv_PD.new_empty(len(qkv_PD) // 3, qkv_PD.shape[1])
+        tiles_of_buckets = stream.tiles
+        if first_only:
+            out_PD.zero_()
+            tiles_of_buckets = stream.first_tiles
         saved: list[Tensor | None] = []  # probabilities and dropout mask of each tile
         for bucket, tiles, qkv_3NHLD, out_1NHLD in zip(
             stream.buckets,
-            stream.tiles,
+            tiles_of_buckets,
             stream.split(qkv_PD, 3),
             stream.split(out_PD, 1),
             strict=True,
@@ -245,6 +256,7 @@ class LengthBucketedFunction(torch.autograd.Function):
                 saved += [probs_BQK, mask]
         ctx.save_for_backward(qkv_PD, *saved)
         ctx.stream, ctx.scale, ctx.keep_scale = stream, scale, keep_scale
+        ctx.first_only = first_only
         return stream.to_stream(out_PD, 1)[:, 0]
 
     @staticmethod
@@ -254,8 +266,12 @@ class LengthBucketedFunction(torch.autograd.Function):
         stream = ctx.stream
         out_grad_PD = stream.to_padded(grad_THD[:, None])
         grad_PD = torch.empty_like(qkv_PD)
+        tiles_of_buckets = stream.tiles
+        if ctx.first_only:
+            grad_PD.zero_()
+            tiles_of_buckets = stream.first_tiles
         for tiles, qkv_3NHLD, out_grad_1NHLD, grad_3NHLD in zip(
-            stream.tiles,
+            tiles_of_buckets,
             stream.split(qkv_PD, 3),
             stream.split(out_grad_PD, 1),
             stream.split(grad_PD, 3),
@@ -285,4 +301,4 @@ class LengthBucketedFunction(torch.autograd.Function):
             if stream.rotary is not None:
                 cos_LD, sin_LD = stream.rotary
                 rotate_(grad_3NHLD[:2], cos_LD, -sin_LD)
-        return stream.to_stream(grad_PD, 3), None, None
+        return stream.to_stream(grad_PD, 3), None, None, None
