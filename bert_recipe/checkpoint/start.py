@@ -133,12 +133,11 @@ def find_starts(
     """
     folders = {name: named_folders(config, name) for name in names}
     open_folder = cache(ModelFolder)
-
-    @cache
-    def find(named: Path | None, phase1: Path | None) -> NamedStart:
-        return find_start(config, named, phase1, on_main, with_state, open_folder)
-
-    return {name: find(*folders[name]) for name in names}
+    starts = {}
+    for named, phase1 in dict.fromkeys(folders.values()):
+        start = find_start(config, named, phase1, on_main, with_state, open_folder)
+        starts[named, phase1] = start
+    return {name: starts[folders[name]] for name in names}
 
 
 def find_start(

@@ -192,7 +192,7 @@ class TrainState:
             else:
                 self._continue_with_warmup(start.source, start.progress)
             if start.kind is not StartKind.RESUMED:
-                check_loaded(self.parallel, start.source, self.distributed)
+                check_loaded(self.parallel, start.source)
         self.first_step, self.last_step = self.step, self.run.last_step(self.step)
 
     def _resume(self, folder: ModelFolder, progress: Progress) -> None:

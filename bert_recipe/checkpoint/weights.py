@@ -13,7 +13,6 @@ from bert_recipe.checkpoint.trained import TrainedModel
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.encoders.modules import VocabularyEmbedding
-from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
@@ -144,12 +143,11 @@ def load_weights(
     return frozenset(weights)
 
 
-def check_loaded(
-    parallel: TrainedModel, folder: ModelFolder, distributed: DistributedContext
-) -> None:
+def check_loaded(parallel: TrainedModel, folder: ModelFolder) -> None:
     """Raises UserError on the main process if the weights that were loaded from `folder` are not
     finite, or the word embeddings are all zero: such a model would train without a word.
     """
+    distributed = parallel.distributed
     failed, embeds = distributed.all_reduce_sum(
         [not parallel.has_finite_weights(), parallel.has_word_embeddings()]
     )

@@ -19,7 +19,7 @@ from bert_recipe.optimization.norms import total_norm
 from bert_recipe.optimization.precision import LossScale, MasterWeights, Precision
 from bert_recipe.optimization.protocol import apply_step, gradients
 from bert_recipe.parallel.compilation import mark_sizes
-from bert_recipe.utils.distributed import DistributedContext
+from bert_recipe.parallel.runtime import Runtime
 
 Batch = TypeVar("Batch")
 
@@ -69,19 +69,13 @@ class ParallelModel:
     cannot_freeze = ""
     shards_only_state = False
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        self.model, self.distributed = model, distributed
+    def __init__(self, model: PreTrainedModel, config: ParallelConfig, runtime: Runtime):
+        precision = runtime.precision
+        self.model, self.distributed = model, runtime.distributed
         self.plain_module = ObjectiveModule(model)
         self.module: Any = self.plain_module  # or a wrapper, which has settings of its own
         self.masters: MasterWeights | None = None  # the float32 weights, if there are others
-        self.set_up(config, precision, device)
+        self.set_up(config, precision, runtime.device)
         self.loss_scale = LossScale(
             precision.loss_scale, precision.dynamic_loss_scale, self.optimizer_device
         )

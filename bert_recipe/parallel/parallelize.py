@@ -48,8 +48,8 @@ def parallelize(
     they are moved, and get the attention and the compilation of the run.
     falls_back: whether an error of the compiler, which nobody asked for, does not end the run.
     """
-    precision, device, distributed = runtime.precision, runtime.device, runtime.distributed
-    strategy = strategy_of(config, distributed.world_size, precision.pure)
+    precision, device = runtime.precision, runtime.device
+    strategy = strategy_of(config, runtime.distributed.world_size, precision.pure)
     holds_state = trains and not strategy.shards_only_state
     check_memory(model, config, runtime, tensors_per_parameter=3 if holds_state else 1)
     if config.shard_degree == 1:
@@ -67,9 +67,9 @@ def parallelize(
         checkpoint_activations(model.all_layers, config.activation_checkpoint)
     fallback = None
     if config.compiles:
-        fallback = EagerFallback(distributed.is_main) if falls_back else None
+        fallback = EagerFallback(runtime.distributed.is_main) if falls_back else None
         prepare_compilation(models, config.compile, device, fallback)
-    parallel = strategy(model, config, precision, device, distributed)
+    parallel = strategy(model, config, runtime)
     if config.compile == "model":
         compile_module(parallel.plain_module, fallback)
     return parallel

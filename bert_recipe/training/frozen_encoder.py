@@ -48,7 +48,7 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     config = run.data.choice.config
     # First what may fail, so that --overwrite removes nothing before the fit can start.
     parallel = load_fine_tuned(task.head, config, source, runtime, run.settings.parallel)
-    check_loaded(parallel, source, runtime.distributed)
+    check_loaded(parallel, source)
     calibration = earlier_calibration(run)
     runtime.reporter.start(folder, STEP)
     runtime.reporter.log("PARAMETER", run.logged_settings(run.record.identity))
