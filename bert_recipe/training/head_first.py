@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.weights import lacks_head
-from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.optimization.lr_scheduler import exact_product
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.callbacks import Callback, Update
@@ -90,7 +89,7 @@ class HeadFirst(Callback):
         self.runtime.reporter.log((), {}, f"{place}  {text}")
 
 
-def begins_with_head(model: PreTrainedModel, run: Run, state: TrainState) -> bool:
+def begins_with_head(run: Run, state: TrainState) -> bool:
     """Whether a run begins now, from starting weights, with updates of the head alone. Raises
     UserError if its strategy cannot do that.
     """
@@ -101,7 +100,7 @@ def begins_with_head(model: PreTrainedModel, run: Run, state: TrainState) -> boo
     is_asked = run.settings.trainer.freeze_encoder_steps is not None
     begins = most_updates(run) > 0
     if begins and not is_asked:
-        begins = lacks_head(model, weights.tensors)
+        begins = lacks_head(state.model, weights.tensors)
     if begins and state.parallel.cannot_freeze:
         raise UserError(
             f"{state.parallel.cannot_freeze} cannot train a new head alone first: leave it out "

@@ -133,7 +133,7 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
     callbacks = make_callbacks(run, state, stopwatch, runtime)
     follow = partial(follow_schedule, run, state, learning_rate)
-    if begins_with_head(model, run, state):
+    if begins_with_head(run, state):
         state.start_encoder(None)
     if state.encoder_start is None:
         callbacks.insert(0, HeadFirst(run, state, runtime, follow))
