@@ -48,9 +48,6 @@ class Callback:
         that end the run.
         """
 
-    def log_start(self) -> None:
-        """Called where the losses of starting weights are logged."""
-
     def wants_stop(self) -> bool:
         """Whether all ranks are to stop after the next update; may differ between ranks."""
         return False

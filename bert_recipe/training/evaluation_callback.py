@@ -41,14 +41,13 @@ class Evaluations(Callback):
 
     def start(self, stop: StopSignal) -> None:
         self.stop = stop
+        run = self.run
+        scores_start = run.logs_start or (run.task.scores_start and run.eval_steps > 0)
         if self._is_missing():
             self.evaluate()
-        elif self.state.step == 0 and self.run.task.scores_start and self.run.eval_steps > 0:
-            self.log_start()
-
-    def log_start(self) -> None:
-        self.evaluate()
-        self.at_start = self.results
+        elif self.state.step == 0 and scores_start:
+            self.evaluate()
+            self.at_start = self.results
 
     def is_exhausted(self) -> bool:
         return self.best is not None and self.best.is_exhausted

@@ -338,8 +338,8 @@ class Trainer:
         return self.task.metrics(summed, stats.counts)
 
     def _log_start(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
-        """Logs the starting weights' losses, without dropout: of the first batch, and those of the
-        callbacks. Returns all batches.
+        """Logs the starting weights' loss of the first batch, without dropout. Returns all
+        batches.
         """
         batch, stats, max_micro_batches, _ = self._exchange(self._next(batches), False)
         filled = batch.filled_to(max_micro_batches)
@@ -351,8 +351,6 @@ class Trainer:
         place = self.state.place(self.num_steps)
         text = f"{place}  before the first update, without dropout: {format_metrics(metrics)}"
         self.reporter.log(self.state.epoch_and_step, metrics, text)
-        for callback in self.callbacks:
-            callback.log_start()
         return itertools.chain([batch], batches)
 
 
