@@ -293,7 +293,9 @@ def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
 def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
     inputs, tmp_path, monkeypatch
 ):
-    """The first evaluation compiles on a GPU, for longer than schedulers wait."""
+    """The first evaluation compiles on a GPU, for longer than schedulers wait; also that which a
+    run makes because the one before it was stopped.
+    """
     held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 2, "--log-freq", 1)
     command = inputs.command(tmp_path / "run", "--max-steps", 4, *held_out)
 
@@ -306,9 +308,10 @@ def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "sums_without_dropout", interrupted)
-        result = train(command)
-    assert not ended
-    assert "step 2 of 4, stopped by SIGTERM" in result.stdout
+        for words in ((), resuming(tmp_path / "run")):
+            result = train([*command, *words])
+            assert not ended
+            assert "step 2 of 4, stopped by SIGTERM" in result.stdout
     assert steps_in(tmp_path / "run") == ["2"] and len(losses(tmp_path / "run")) == 2
     train([*command, *resuming(tmp_path / "run")])
     train(inputs.command(tmp_path / "whole", "--max-steps", 4, *held_out))
