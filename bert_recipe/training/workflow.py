@@ -12,7 +12,6 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.folder import verify_checkpoint
 from bert_recipe.checkpoint.model_card import card_of, write_card
 from bert_recipe.checkpoint.model_choice import find_model
@@ -30,7 +29,6 @@ from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.tasks.text_sequences import TextSamples, warn_of_vocabulary
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
-from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
 from bert_recipe.training.plan import open_runs
 from bert_recipe.training.prediction import predict_all, predict_only
@@ -206,21 +204,21 @@ def train(trainer: Trainer, runtime: Runtime) -> int:
         for note in notes_before_training(trainer):
             print_line(note)
     exit_code = trainer.train(make_loader(trainer))
-    evaluations = trainer.evaluations
-    if trainer.is_finished and evaluations is not None and evaluations.best is not None:
-        report_best(evaluations, evaluations.best, runtime)
+    if trainer.is_finished:
+        report_best(trainer)
     return exit_code
 
 
-def report_best(evaluations: Evaluations, selection: BestCheckpoint, runtime: Runtime) -> None:
-    """Logs the best step of a run, beside the starting weights if these were evaluated."""
-    best, metric = selection.best, selection.metric
-    if not best:
+def report_best(trainer: Trainer) -> None:
+    """Logs the best step, if there is one, beside the starting weights if these were evaluated."""
+    evaluations, selection = trainer.evaluations, trainer.best
+    if evaluations is None or selection is None or not selection.best:
         return
+    best, metric = selection.best, selection.metric
     text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
     if evaluations.at_start:
         text += f"; before training {evaluations.at_start[f'eval_{metric}']:.6g}"
-    runtime.reporter.log((), {"best_step": best["step"]}, text)
+    trainer.reporter.log((), {"best_step": best["step"]}, text)
 
 
 def report_losses(trainer: Trainer, runtime: Runtime) -> dict[str, float]:
