@@ -40,7 +40,13 @@ from bert_recipe.training.head_first import (
 from bert_recipe.training.run import Run
 from bert_recipe.training.shrunk_outputs import ShrunkOutputs, log_shares
 from bert_recipe.training.trainer import Trainer
-from bert_recipe.utils.device import prepare_process, select_device
+from bert_recipe.utils.device import (
+    keep_freed_memory,
+    select_device,
+    set_cpu_affinity,
+    set_num_threads,
+    use_deterministic_kernels,
+)
 from bert_recipe.utils.distributed import DistributedContext, init_distributed
 from bert_recipe.utils.errors import UserError, is_out_of_memory
 from bert_recipe.utils.measure import Stopwatch
@@ -54,7 +60,12 @@ def start_runtime(config: RunConfig, title: str, messages: Sequence[str] = ()) -
     """
     settings = config.runtime
     device = select_device(settings.device)
-    prepare_process(device, settings.deterministic, settings.cpu_affinity)
+    set_num_threads()
+    keep_freed_memory()
+    if settings.cpu_affinity:
+        set_cpu_affinity(device)
+    if settings.deterministic:
+        use_deterministic_kernels()
     precision = select_precision(config.precision, device)
     if slow := slow_bfloat16(precision, device):
         messages = (*messages, f"note: {slow}")

@@ -77,16 +77,6 @@ def use_deterministic_kernels() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def prepare_process(device: torch.device, deterministic: bool, cpu_affinity: bool) -> None:
-    """What each process of a run sets before it joins the others; see RuntimeConfig."""
-    if deterministic:
-        use_deterministic_kernels()
-    set_num_threads()
-    keep_freed_memory()
-    if cpu_affinity:
-        set_cpu_affinity(device)
-
-
 def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> None:
     """Binds this process to those of its cores that are in the NUMA node of the GPU `device`, if
     sysfs tells them. Does nothing for a CPU device, where the system schedules all processes.
