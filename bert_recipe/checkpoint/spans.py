@@ -21,14 +21,6 @@ class Span(NamedTuple):
         has_begun = self.start is not None and self.start <= step
         return has_begun and (self.stop is None or step < self.stop)
 
-    def has_state(self, step: int) -> bool:
-        """Whether one of the first `step` updates has changed the parameter, so that it has
-        optimizer state.
-        """
-        return self.start is not None and self.start < (
-            step if self.stop is None else min(step, self.stop)
-        )
-
 
 NEVER = Span(0, 0)
 

@@ -8,7 +8,7 @@ that number.
 import math
 import platform
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -233,30 +233,26 @@ class TrainState:
                 f"checkpoint {folder} was saved with {progress.optimizer}, not "
                 f"{self.saved_optimizer}: {advice}"
             )
-        spans = training_spans(self.model, progress.encoder_start)
-        trained = {name for name, span in spans.items() if span.has_state(progress.step)}
-        self._restore_optimizer(folder.path / (self.prefix + OPTIMIZER_SUFFIX), trained)
+        self._restore_optimizer(folder.path / (self.prefix + OPTIMIZER_SUFFIX))
         self.load_weights(folder)
         self.parallel.loss_scale.load_state_dict(progress.loss_scale)
         self.step = progress.step
         self.device_step.fill_(self.step)
 
-    def _restore_optimizer(self, path: Path, trained: Collection[str]) -> None:
+    def _restore_optimizer(self, path: Path) -> None:
         """Copies this rank's rows of the optimizer state in the file `path`, and the parameters
-        that only training needs. trained: names of parameters that the file has the state of; it
-        may have that of others.
+        that only training needs. A parameter that had no gradient so far has no state.
         """
         parameters = self.parallel.named_parameters()
         required: dict[str, tuple[int, ...]] = {}
-        optional: dict[str, tuple[int, ...]] = {}
+        states = []
         folder_tensors = self.model.folder_tensors
         for name in parameters:
-            shapes = required if name in trained else optional
-            for key, (shape, _) in self.state_layout[name].items():
-                shapes[f"{name}.{key}"] = shape
+            layout = self.state_layout[name]
+            states.append({f"{name}.{key}": shape for key, (shape, _) in layout.items()})
             if name not in folder_tensors:
                 required[TRAINING_ONLY + name] = self.shapes[name]
-        tensors = open_state(path, required, optional)
+        tensors = open_state(path, required, states)
         for name, p in parameters.items():
             if TRAINING_ONLY + name in tensors:
                 copy_rows(p.detach(), self.parallel.row_start(name), tensors[TRAINING_ONLY + name])
@@ -290,20 +286,23 @@ class TrainState:
 def open_state(
     path: Path,
     required: dict[str, tuple[int, ...]],
-    optional: dict[str, tuple[int, ...]] | None = None,
+    states: Sequence[dict[str, tuple[int, ...]]],
 ) -> dict[str, LazyTensor]:
     """The tensors of a checkpoint's file by name.
 
     required: shapes of the tensors that the file must have.
-    optional: shapes of those that it may have besides.
+    states: shapes of groups of tensors, of each of which it has all or none.
 
     Raises UserError, naming a tensor, if one is missing or unexpected, or has another shape or
     another dtype than float32.
     """
     tensors = open_safetensors(path)
-    shapes = required | (optional or {})
-    missing = sorted(required.keys() - tensors.keys())
-    if missing:
+    shapes, needed = dict(required), set(required)
+    for state in states:
+        shapes |= state
+        if not tensors.keys().isdisjoint(state):
+            needed |= state.keys()
+    if missing := sorted(needed - tensors.keys()):
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     unexpected = sorted(tensors.keys() - shapes.keys())
     if unexpected:

@@ -37,7 +37,12 @@ from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.model.attention import COMPILED_ON_CPU
 from bert_recipe.model.costs.flops import training_flops
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM, BertForTokenClassification
+from bert_recipe.model.encoders.bert import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    BertModel,
+)
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.parallel.parallelize import parallelize
@@ -319,3 +324,34 @@ def test_another_second_model_is_another_run():
     assert "this run uses None" in first_difference(identity(first), identity(PretrainingTask()))
     old = {name: value for name, value in identity(first).items() if name != "task"}
     assert first_difference(old, identity(PretrainingTask())) is None  # of a run before
+
+
+def summed_squares(model: BertModel, micro_batch: MicroBatch) -> Tensor:
+    return model(TokenStream.from_batch(micro_batch, 32)).last_hidden_state.square().sum()
+
+
+def trained_encoder(output: Path, steps_this_run: int | None = None) -> BertModel:
+    """After four updates, or so many in this process, of a loss without the pooler."""
+    torch.manual_seed(0)
+    model = BertModel(PAIR_CONFIG)
+    train(
+        model,
+        OwnTask(summed_squares, 32),
+        Samples(LENGTHS * 4, 200),
+        TOKENIZER,
+        output,
+        resume_from_checkpoint=True,
+        max_steps=4,
+        steps_this_run=steps_this_run,
+        batch_size=4,
+        learning_rate=1e-3,
+    )
+    return model
+
+
+def test_a_run_whose_loss_leaves_parameters_out_is_resumed(tmp_path):
+    whole = trained_encoder(tmp_path / "one")
+    trained_encoder(tmp_path / "parts", 2)
+    parts = trained_encoder(tmp_path / "parts")
+    for (name, p), q in zip(whole.named_parameters(), parts.parameters(), strict=True):
+        assert torch.equal(p, q), name
