@@ -8,7 +8,8 @@ For each model type, transformers draws weights of a model of 4 layers of 256, o
 ModernBERT-base, and saves the folder, from which this project loads them. In float32, without
 dropout: this project's stream without padding beside transformers' padded batch, whose padding is
 left out of the comparison. --model-folder: a released BERT, of which both are compared with
-transformers in float64.
+transformers in float64. Then the products of linear layers beside float64, by each library that
+computes them (docs/performance.md).
 """
 
 import sys
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import modeling
 from benchmarks.common.attention_check import relative_error
 from benchmarks.common.results import CPU, benchmark_parser, write_result
+from bert_recipe.model.kernels.linear import float32_linear, linear, onednn_is_faster
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.command_line import Flag
 from bert_recipe.utils.errors import run_main
@@ -73,6 +75,10 @@ FAMILIES |= {
         {"pad_token_id": 1, **BASE, "num_hidden_layers": 22, "intermediate_size": 1152},
     ),
 }
+
+# Of linear layers: rows, inputs, outputs.
+PRODUCTS = ((190, 384, 1536), (3664, 256, 1024), (3664, 768, 768), (3664, 768, 3072))
+PRODUCTS += ((3664, 3072, 768), (550, 768, 30528))
 
 
 def random_batch(vocab_size: int, padding: int) -> tuple[Tensor, Tensor]:
@@ -133,6 +139,25 @@ def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str,
     return result | {"gradients": max(errors.values())}
 
 
+def linear_errors(shape: tuple[int, int, int], onednn: bool) -> dict[str, float]:
+    """The relative errors of a linear layer's output and gradients, in float32."""
+    rows, inputs, outputs = shape
+    torch.manual_seed(0)
+    sizes = (rows, inputs), (outputs, inputs), (outputs,)
+    operands = [torch.randn(size) for size in sizes]
+    grad = torch.randn(rows, outputs)
+
+    def results(dtype: torch.dtype) -> list[Tensor]:
+        cast = [operand.detach().to(dtype).requires_grad_() for operand in operands]
+        output = linear(*cast)
+        return [output, *torch.autograd.grad(output, cast, grad.to(dtype))]
+
+    with float32_linear(onednn):
+        errors = map(relative_error, results(torch.float32), results(torch.float64))
+        names = ("output", "gradient of the input", "of the weight", "of the bias")
+        return dict(zip(names, errors, strict=True))
+
+
 def main(argv: list[str] | None = None) -> None:
     flag = Flag("--model-folder", Path, None, "a released BERT, beside float64")
     args = benchmark_parser(__doc__, flag).parse_args(argv)
@@ -145,6 +170,16 @@ def main(argv: list[str] | None = None) -> None:
         result["model"] = args.model_folder.name
         result["largest difference from float64"] = compare_with_float64(args.model_folder)
         print_line(f"{args.model_folder.name}: {result['largest difference from float64']}")
+    if onednn_is_faster():
+        result["linear layers, relative errors"] = {
+            "rows {}, inputs {}, outputs {}".format(*shape): {
+                "oneDNN": linear_errors(shape, True),
+                "MKL": linear_errors(shape, False),
+            }
+            for shape in PRODUCTS
+        }
+        for shape, values in result["linear layers, relative errors"].items():
+            print_line(f"{shape}: {values}")
     write_result(args.output, "exactness", CPU, result)
 
 
