@@ -239,6 +239,8 @@ def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
     options = replace(options, predict_file=path, do_eval=True)
     (prediction_set,) = SquadTask(options).prediction_sets(TOKENIZER)
     assert [question.id for question in prediction_set.dataset.squad.questions] == ["q1", "q3"]
+    log = (tmp_path / "skipped_train.json.log").read_text()
+    assert "question q1 is there twice" in log and "context is None" in log
 
 
 def test_questions_that_are_cut_are_told(tmp_path, capsys):

@@ -140,7 +140,7 @@ class SquadTask(FineTuningTask, SeparableTask):
                 raise UserError(
                     f"{squad.path} has questions without an answer: add --version-2-with-negative"
                 )
-        dataset = SquadDataset(squad, tokenizer, options)
+        dataset = SquadDataset(squad, tokenizer, options, bad=bad)
         dataset.say_what_is_cut()
         return [PredictionSet(dataset, partial(self.finish, dataset), is_scored)]
 
