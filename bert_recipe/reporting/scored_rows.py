@@ -263,7 +263,8 @@ def rows_of_texts(columns: Cells, names: Sequence[str], folder: Path) -> ScoredR
     predictions = [columns["prediction"][row] for row in order]
     is_right_n = np.array([a == b for a, b in zip(truths, predictions, strict=True)], float)
     outcomes = Outcomes([" | ".join(key[:-1]) for key in keys], truths, predictions, is_right_n)
-    probabilities_nC = np.array([columns[PROBABILITY + name] for name in labels], float).T[order]
+    cells_Cn = [columns[PROBABILITY + name] for name in labels]
+    probabilities_nC = np.array([[*map(number, cells_n)] for cells_n in cells_Cn]).T[order]
     if "exact_match" in names:
         separator = label_separator(folder)
         scores, truths_nC = several_label_scores(truths, predictions, labels, names, separator)

@@ -62,6 +62,9 @@ def test_numbers_may_have_a_decimal_comma(tmp_path):
     path.write_text("text;label\na;0.5\n")
     with pytest.raises(UserError, match=r"'0.5', which has no decimal comma"):
         read_examples(path, spec, labelled=True, reading=reading)
+    path.write_text("text;label;other\na;b;c\n")
+    judged = custom_spec("text", "label", "", negatives=("other",))  # which has no numbers
+    assert read_examples(path, judged, labelled=True, reading=reading).labels == ["1", "0"]
 
 
 def test_a_note_on_a_file_is_printed_once(tmp_path, capsys):

@@ -113,6 +113,20 @@ def test_numbers_have_all_digits(tmp_path, decimal):
     assert value == pytest.approx(scores["pearson"], rel=1e-12)
 
 
+def test_runs_of_classes_are_read_with_a_decimal_comma(tmp_path):
+    """They have no numbers of their own, but probabilities."""
+    labels = list("ababbaba")
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
+    path = tmp_path / "a.csv"
+    path.write_bytes(encode_table(path, rows, TableFormat(";")))
+    spec = dataclasses.replace(custom_spec("text", None, "label"), labels=("a", "b"))
+    scores = score(path, labels, spec, tmp_path, NumberReadingOptions(decimal=","))
+    scored = read_scored_rows([tmp_path])[""]
+    for name, value in scores.items():
+        assert scored.scores[name].value() == pytest.approx(value)
+    assert scored.probabilities_nC.sum(axis=1) == pytest.approx(np.ones(len(labels)))
+
+
 def test_pandas_reads_what_is_written(tmp_path):
     pytest.importorskip("pandas")
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "ababbaba", strict=True)]

@@ -157,7 +157,7 @@ def read_part(
                 raise ValueError(problem)
             if spec.negatives and labelled and is_first:
                 check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
-            if reading.decimal == "," and spec.regression and labelled:
+            if reading.decimal == "," and spec.regression and labelled and not spec.negatives:
                 row = row | {spec.label: with_point(row[spec.label], spec.label)}
             samples = samples_of(row, spec, labelled, merged)
             index = read_index(row, spec, taken)
