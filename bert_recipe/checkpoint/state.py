@@ -40,7 +40,7 @@ from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.model.kernels.linear import float32_library
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
-from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.progress import print_line, print_once
 
 # Before the names of parameters that only training needs, in the optimizer's file.
 TRAINING_ONLY = "parameters."
@@ -276,7 +276,7 @@ class TrainState:
         """Loads only the weights of a model folder."""
         device = next(iter(self.parallel.named_parameters().values())).device
         self.pooler = unused_pooler(self.model, folder.tensors, device)
-        self.loaded = load_weights(self.parallel, folder, self._log)
+        self.loaded = load_weights(self.parallel, folder, print_once)
 
     def _log(self, text: str) -> None:
         if self.distributed.is_main:

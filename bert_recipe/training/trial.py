@@ -1,7 +1,5 @@
 """Trains a classifier on parts of few rows first: the rest shows how reliable its outputs are."""
 
-import contextlib
-import io
 import math
 from dataclasses import replace
 from functools import partial
@@ -108,9 +106,12 @@ def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
     factor = runtime.distributed.on_main(fit)
     if is_main:
         accuracy = np.mean(logits_nC.argmax(axis=1) == expected_n)
+        end = "the outputs will stay as they are"
+        if factor < 1:
+            end = f"the outputs will be {factor:g} of themselves, and {1 - factor:g} class shares"
         print_line(
             f"{trials}: {100 * accuracy:.1f}% of {len(expected_n)} held-out rows are right; at the "
-            f"end the outputs will be {factor:g} of themselves, and {1 - factor:g} class shares"
+            f"end {end}"
         )
     hyperparameters = run.record.hyperparameters | {SHRINKAGE: factor}
     record = replace(run.record, hyperparameters=hyperparameters)
@@ -122,8 +123,7 @@ def held_out_logits(
 ) -> tuple[np.ndarray | None, int]:
     """Those of a trained trial, [rows, C], None if a signal stopped it, and the exit code."""
     quiet = replace(runtime, reporter=Reporter())
-    with contextlib.redirect_stdout(io.StringIO()):  # the run says the same of its weights
-        trainer = build_trainer(trial, quiet)
+    trainer = build_trainer(trial, quiet)
     exit_code = trainer.train(make_loader(trainer))
     # A signal in the last update stops the run, too, on all ranks if one has received it.
     has_stopped = trainer.stop.received is not None or not trainer.is_finished

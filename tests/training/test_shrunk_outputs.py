@@ -246,3 +246,14 @@ def test_the_doctor_counts_the_updates_of_trials(glue_files, tmp_path, capsys):
     doctor.main(["glue", *words(glue_files, tmp_path / "out", *columns, *flags)])
     out = capsys.readouterr().out
     assert "time: 50 updates of" in out and "; 40 updates are of trials)" in out
+
+
+def test_trials_and_seeds_say_once_what_their_weights_lack(glue_files, tmp_path, capsys):
+    rows = table(tmp_path, 120, is_learnable=False)
+    train(glue_files, tmp_path / "a", rows, NO_TRIAL, *SHORT)
+    flags = ("--init-checkpoint", last_step(tmp_path / "a"), "--num-seeds", 2, *SHORT)
+    rows.write_text(rows.read_text().replace(",no", ",perhaps"))
+    train(glue_files, tmp_path / "b", rows, *flags)
+    out = capsys.readouterr().out
+    assert out.count("5 trials on") == 2
+    assert out.count("they start from their initial values") == 1
