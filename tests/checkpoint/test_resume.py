@@ -284,17 +284,17 @@ def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(
 
 def stop_in_an_evaluation(stopped: Command, resumed: Command) -> int:
     """Process 1 gets SIGTERM in the first evaluation, which would take long."""
-    sums = evaluation.sums_without_dropout
+    read = evaluation.batches_in_order
 
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(2 * PATIENCE)
 
     if rank() == 1:
-        evaluation.sums_without_dropout = interrupted
+        evaluation.batches_in_order = interrupted
     if code := pretrain(stopped):
         return code
-    evaluation.sums_without_dropout = sums
+    evaluation.batches_in_order = read
     return pretrain(resumed)
 
 

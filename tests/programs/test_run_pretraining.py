@@ -307,7 +307,7 @@ def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
         ended.append("evaluation")
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "sums_without_dropout", interrupted)
+        patched.setattr(evaluation, "batches_in_order", interrupted)
         for words in ((), resuming(tmp_path / "run")):
             result = train([*command, *words])
             assert not ended
