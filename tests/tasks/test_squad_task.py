@@ -257,6 +257,18 @@ def test_questions_that_are_cut_are_told(tmp_path, capsys):
             assert (told in capsys.readouterr().out) == is_told
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_flag_decides_which_scores_a_file_of_v2_has_that_lacks_no_answer(tmp_path, flag):
+    """Such as GermanQuAD's; the scores that can be selected are those that there are."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document(entry(is_impossible=False))), encoding="utf-8")
+    options = SquadTaskOptions(predict_file=path, do_eval=True, version_2_with_negative=flag)
+    task = SquadTask(options)
+    (scored,) = task.prediction_sets(TOKENIZER)
+    scores = scored.finish(np.zeros((scored.dataset.token_bounds[-1], 2), np.float32), None)
+    assert {*task.score_names} <= {*scores} and ("HasAns_f1" in scores) == flag
+
+
 @pytest.mark.parametrize("length", [20, 18])
 def test_a_stride_above_the_window_is_refused_and_the_default_fits(length):
     squad = squad_of("word " * 40)

@@ -140,6 +140,8 @@ class SquadTask(FineTuningTask, SeparableTask):
                 raise UserError(
                     f"{squad.path} has questions without an answer: add --version-2-with-negative"
                 )
+            # Files of v2.0 without such questions have the scores of v1.1 without the flag.
+            squad = replace(squad, version_2=options.version_2_with_negative)
         dataset = SquadDataset(squad, tokenizer, options, bad=bad)
         dataset.say_what_is_cut()
         return [PredictionSet(dataset, partial(self.finish, dataset), is_scored)]
