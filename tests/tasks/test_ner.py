@@ -391,3 +391,14 @@ def test_without_entities_their_scores_are_not_defined():
     scores = scores_of([["O", "O"]], [["B-PER", "O"]])
     assert scores["precision"] == 0 and math.isnan(scores["f1"])
     assert scores_of([["B-PER"]], [["O"]])["f1"] == 0
+
+
+def test_words_and_texts_of_one_file_are_predicted_each_in_its_form(tmp_path):
+    rows = [{"tokens": ["Anna", "sang"]}, {"text": "Anna sang"}]
+    task = TokenClassificationTask(TokenClassificationOptions(), 32, LABELS)
+    for order in (rows, rows[::-1]):
+        write_json_lines(tmp_path / "a.jsonl", order)
+        dataset = task.dataset(read_sentences(tmp_path / "a.jsonl", tagged=False), TOKENIZER)
+        logits = np.zeros((dataset.token_bounds[-1], len(LABELS)), np.float32)
+        names = [{*prediction.columns} for prediction in task.predictions(dataset, logits)]
+        assert names == [{"ner_tags"} if "tokens" in row else {"spans"} for row in order]

@@ -44,7 +44,7 @@ from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.json_files import JsonObject
 from bert_recipe.utils.output_tables import encode_table, names_like, quoted_lines
 from bert_recipe.utils.progress import print_line, print_once
-from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.tables import Row, read_rows
 from bert_recipe.utils.text_files import TextFile, kind_of, table_parts
 
 if TYPE_CHECKING:
@@ -337,10 +337,13 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         words their tags.
         """
         entities_of = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-        if dataset.sentences[0].text is not None:
-            return [Prediction({"spans": span_rows(spans)}) for spans in entities_of]
-        tags = map(self.word_tags, dataset.sentences, entities_of)
-        return [Prediction({"ner_tags": tags_of_words}) for tags_of_words in tags]
+        predictions = []
+        for sentence, marked in zip(dataset.sentences, entities_of, strict=True):
+            columns: Row = {"spans": span_rows(marked)}
+            if sentence.text is None:
+                columns = {"ner_tags": self.word_tags(sentence, marked)}
+            predictions.append(Prediction(columns))
+        return predictions
 
     def write(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
