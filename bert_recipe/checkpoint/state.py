@@ -291,7 +291,7 @@ def open_state(
     """The tensors of a checkpoint's file by name.
 
     required: shapes of the tensors that the file must have.
-    states: shapes of groups of tensors, of each of which it has all or none.
+    states: shapes of groups of tensors, of each of which it has all or none, and of one all.
 
     Raises UserError, naming a tensor, if one is missing or unexpected, or has another shape or
     another dtype than float32.
@@ -302,6 +302,8 @@ def open_state(
         shapes |= state
         if not tensors.keys().isdisjoint(state):
             needed |= state.keys()
+    if len(needed) == len(required):  # an update makes the state of a parameter
+        needed.update(*states)
     if missing := sorted(needed - tensors.keys()):
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     unexpected = sorted(tensors.keys() - shapes.keys())

@@ -360,7 +360,7 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
     the losses. Slow updates are measured on fewer sequences and scaled. processes: number of those
     of the run.
     """
-    loader = run.values.loader
+    loader, trials = run.values.loader, num_trials(run)
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(run, runtime, per_process)
     trial_loader = replace(
@@ -389,7 +389,7 @@ def check_updates(findings: Findings, run: Run, runtime: Runtime, processes: int
         else f"measured on {measured} of {per_process} sequences and scaled"
     )
     how += ", without communication" if processes > 1 else ""
-    total, trials = run.max_steps, num_trials(run)
+    total = run.max_steps
     if trials:
         total += trials * math.ceil((1 - 1 / FOLDS) * run.max_steps)
         how += f"; {total - run.max_steps:,} updates are of trials"

@@ -29,15 +29,16 @@ HELD_OUT_ROWS = 150  # that all trials hold out; fewer may be right by chance
 
 def run_classifier(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
     """`run_seed`, after trials where the run wants some."""
-    if not num_trials(run):
+    count = num_trials(run)
+    if count == 0:
         return run_seed(run, runtime)
-    shrunk, exit_code = with_shrinkage(run, runtime)
+    shrunk, exit_code = with_shrinkage(run, count, runtime)
     return (None, exit_code) if shrunk is None else run_seed(shrunk, runtime)
 
 
 def num_trials(run: Run) -> int:
     """How many trials come before the run. Raises UserError if its outputs are not shrunk, although
-    --shrink-outputs was typed.
+    --shrink-outputs was typed; of folds only for the first, before anything is trained.
     """
     task = run.task
     if not isinstance(task, ClassificationTask) or not task.options.shrink_outputs:
@@ -45,7 +46,8 @@ def num_trials(run: Run) -> int:
     if not run.saves or run.values.shrinkage is not None:  # of a run that is resumed
         return 0
     if obstacle := obstacle_of(run, task):
-        if run.settings.arguments.given("shrink_outputs"):
+        is_first = task.split is None or task.split.fold == 0
+        if is_first and run.settings.arguments.given("shrink_outputs"):
             raise UserError(f"--shrink-outputs has no effect, since {obstacle}: leave it out")
         return 0
     return min(FOLDS, math.ceil(HELD_OUT_ROWS * FOLDS / len(run.data.dataset)))
@@ -59,8 +61,10 @@ def obstacle_of(run: Run, task: ClassificationTask) -> str | None:
         return "the run that is resumed goes on without it"
     options = task.options
     is_chosen = run.data.development is not None or task.frozen is not None
-    if is_chosen or task.class_weights or options.group_column or task.spec.multi_label:
+    if is_chosen or task.class_weights or options.group_column:
         return "other flags exclude it"
+    if task.spec.multi_label:
+        return "the texts have several labels"
     if task.metric != "accuracy":
         return f"the score of {task.name} is {task.metric}"
     if not LEAST_ROWS <= (num_rows := run.data.num_rows) < MANY_ROWS:
@@ -74,15 +78,15 @@ def obstacle_of(run: Run, task: ClassificationTask) -> str | None:
     return None
 
 
-def with_shrinkage(run: Run, runtime: Runtime) -> tuple[Run | None, int]:
-    """The run with the factor that its trials find, None if a signal stopped one, and the exit
+def with_shrinkage(run: Run, count: int, runtime: Runtime) -> tuple[Run | None, int]:
+    """The run with the factor that `count` trials find, None if a signal stopped one, and the exit
     code. Trials leave nothing behind: a run that is stopped in them makes them again.
     """
     dataset = cast(TextDataset, run.data.dataset)
     labels_n = dataset.labels["labels"]
-    count, is_main = num_trials(run), runtime.distributed.is_main
+    is_main = runtime.distributed.is_main
+    trials = "a trial" if count == 1 else f"{count} trials"
     if is_main:
-        trials = "a trial" if count == 1 else f"{count} trials"
         print_line(
             f"{trials} on four fifths of the rows: the rest shows how reliable the outputs are "
             "(--no-shrink-outputs leaves that out)"

@@ -174,9 +174,19 @@ class Flag:
         self.name = self.options.get("dest") or argument_name(self.names[0])
 
 
-def option(names: str, kind: Any, default: Any, *parts: Any, **options: Any) -> Any:
+def option(
+    names: str,
+    kind: Any,
+    default: Any,
+    help: str,
+    needs: Sequence[str] = (),
+    excludes: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    **tags: Any,
+) -> Any:
     """A field of a dataclass that a flag sets. See `Flag` for the parameters."""
-    metadata = {"flag": Flag(names, kind, default, *parts, **options)}
+    flag = Flag(names, kind, default, help, needs, excludes, options, **tags)
+    metadata = {"flag": flag}
     return field(default=MISSING if default is REQUIRED else default, metadata=metadata)
 
 

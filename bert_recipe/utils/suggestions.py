@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 LEAST_LIKENESS = 0.8
+MOST_FLAGS = 3  # that are named; of a word that begins many flags nothing follows
 
 
 def suggestion(typed: str, actions: Mapping[str, Any]) -> str:
-    """Such as ": did you mean --seed?", of the likest flags, or "" if none is like it. actions:
-    what each flag does; of several names of the same, the first is named.
+    """Such as ": did you mean --seed?", of the likest flags, or "" if none is like it, or too many
+    are. actions: what each flag does; of several names of the same, the first is named.
     """
     likeness = {flag: flag_likeness(typed, flag) for flag in actions}
     best = max(likeness.values())
@@ -19,6 +20,8 @@ def suggestion(typed: str, actions: Mapping[str, Any]) -> str:
     for flag, action in actions.items():
         if likeness[flag] == best:
             likest.setdefault(id(action), flag)
+    if len(likest) > MOST_FLAGS:
+        return ""
     return f": did you mean {' or '.join(likest.values())}?"
 
 

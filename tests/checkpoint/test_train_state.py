@@ -99,6 +99,15 @@ def test_wrong_optimizer_tensor_is_an_error_that_names_it(inputs, copied, wrong)
     assert steps_in(output) == ["3"]
 
 
+def test_a_file_without_any_optimizer_state_is_an_error(inputs, copied):
+    output, command = copied
+    path = folder_of(output) / OPTIMIZER_FILE
+    save_file({}, path)
+    rewrite_manifest(path.parent)
+    assert_refused(run_here(inputs.command(output, *command)), str(path), "lacks")
+    assert steps_in(output) == ["3"]
+
+
 @given(data=st.data())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_header_of_a_tensor_file_is_an_error_or_gives_the_same_next_step(

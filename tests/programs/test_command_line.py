@@ -451,6 +451,7 @@ def test_one_message_answers_all_flags_of_a_command_line(parse, words, advice, c
         (parser(run_glue), "--model-checkpoint", None),  # not --from-checkpoint
         (parser(run_ner), "--tag-column", None),  # not --text-column
         (pretraining, "--wandb-run", None),
+        (parser(run_glue), "--num", None),  # begins too many
     ],
 )
 def test_an_unknown_flag_is_answered_with_those_that_have_its_words(parse, typed, meant, capsys):

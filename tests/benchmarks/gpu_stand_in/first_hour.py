@@ -15,7 +15,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks import gpu_first_hour
 from benchmarks.common import device_checks, watched
-from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.training.trainer import Trainer
 
 LOSS = 9.0
@@ -48,7 +47,6 @@ def main(folder: str, output: str) -> None:
     os.environ["WORLD_SIZE"] = "1"
     patch()
     Trainer._metrics = lambda self, sums, stats: metrics(self, dict.fromkeys(sums, LOSS), stats)
-    TrainState._check_loaded = lambda *_: None
     watched.profile = NoProfile
     device_checks.one_process_group = fake_group
     gpu_first_hour.reference_losses = lambda *_: [LOSS] * gpu_first_hour.TOY_UPDATES
