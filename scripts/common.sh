@@ -265,7 +265,8 @@ newest_step() { # folder_of_steps [2, to look in the folders of its seeds, too]
 needs_phase1() {
   local newest phases=$RESULTS_DIR/$BERT_MODEL
   ! has_word "$EARLY_STOPPING" ||
-    fail 'EXTRA_ARGS: --early-stopping may end phase 1 before its last update, from which phase 2 starts: leave it out'
+    fail 'EXTRA_ARGS: --early-stopping may end phase 1 before its last update, from which phase 2 starts: leave it out, or' \
+      'train each phase by itself (PHASE=1 and PHASE=2 of run_pretraining.sh)'
   [[ $enable_benchmark == false && $only_estimates == false && -z ${DOCTOR:-} ]] || return 0
   [[ -n $(newest_step "$phases/phase2" 2) ]] || return 0
   newest=$(newest_step "$phases/phase1" 2)
@@ -305,7 +306,8 @@ run_phase() {
     --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
     --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
   [[ $enable_benchmark == false && $only_estimates == false && -z ${DOCTOR:-} ]] || return 0
-  ! has_word "$EARLY_STOPPING" || return 0 # the last update may be an earlier one
+  # The last update of a whole run may be an earlier one.
+  ! has_word "$EARLY_STOPPING" || has_word '--steps[-_]this[-_]run*' || return 0
   for folder in "$steps_folder"/seed-* "$steps_folder"; do # with --num-seeds, each seed has a folder
     [[ -d $folder && ! -d $folder/${part_end:-$max_steps} ]] || continue
     [[ $folder != "$steps_folder" || -z $(compgen -G "$steps_folder/seed-*") ]] || continue

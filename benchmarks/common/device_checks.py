@@ -45,7 +45,6 @@ from bert_recipe.parallel.offload import OffloadedModel
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.training.trainer import Trainer
-from bert_recipe.utils.distributed import DistributedContext
 
 FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
 PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)
@@ -291,9 +290,7 @@ def check_strategy(sizes: Sizes, device: torch.device, name: str) -> dict:
         weights = [(key, value.detach().clone()) for key, value in named]
         model.initial_values = lambda: weights
     with one_process_group(device):
-        trainer.parallel = STRATEGIES[name](
-            model, ParallelConfig(), precision, device, DistributedContext()
-        )
+        trainer.parallel = STRATEGIES[name](model, ParallelConfig(), Runtime(device, precision))
         loss = step_loss(trainer, batch)
         return compare(sizes, loss, gradients_of(trainer), precision, "bert")
 

@@ -219,5 +219,5 @@ def report_baselines(
     runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
     if warning := chance_line(metric, value, baselines, task.chance_advice):
         print_line(f"warning: {warning}")
-        scores[WARNING] = warning
+        scores[WARNING] = "; ".join(filter(None, (scores.get(WARNING), warning)))
     write_json(folder / SCORES_FILE, stored_scores(scores))

@@ -70,7 +70,7 @@ def obstacle_of(run: Run, task: ClassificationTask) -> str | None:
     if not LEAST_ROWS <= (num_rows := run.data.num_rows) < MANY_ROWS:
         return f"it is for {LEAST_ROWS} to {MANY_ROWS - 1:,} rows, and there are {num_rows:,}"
     dataset = cast(TextDataset, run.data.dataset)
-    if len(dataset.distinct_sequences()) < LEAST_ROWS // 2:
+    if 2 * len(dataset.distinct_sequences()) < len(dataset):
         return "most rows have equal texts"
     labels = dataset.labels["labels"]
     if (share := np.bincount(labels).max() / len(labels)) < FREQUENT:
@@ -86,9 +86,10 @@ def with_shrinkage(run: Run, count: int, runtime: Runtime) -> tuple[Run | None, 
     labels_n = dataset.labels["labels"]
     is_main = runtime.distributed.is_main
     trials = "a trial" if count == 1 else f"{count} trials"
+    rows = "four fifths of the rows" if count == 1 else "four fifths of the rows each"
     if is_main:
         print_line(
-            f"{trials} on four fifths of the rows: the rest shows how reliable the outputs are "
+            f"{trials} on {rows}: the rest shows how reliable the outputs are "
             "(--no-shrink-outputs leaves that out)"
         )
     logits, held_out = [], []
