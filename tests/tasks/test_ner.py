@@ -32,6 +32,7 @@ from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.bert import BertForTokenClassification
+from bert_recipe.reporting.scored_rows import read_scored_rows
 from bert_recipe.tasks.ner.files import read_sentences, sentence_of
 from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.scores import entity_scores
@@ -402,3 +403,35 @@ def test_words_and_texts_of_one_file_are_predicted_each_in_its_form(tmp_path):
         logits = np.zeros((dataset.token_bounds[-1], len(LABELS)), np.float32)
         names = [{*prediction.columns} for prediction in task.predictions(dataset, logits)]
         assert names == [{"ner_tags"} if "tokens" in row else {"spans"} for row in order]
+
+
+def test_words_and_texts_of_one_file_are_scored_together_as_texts(tmp_path):
+    spans = [{"start": 0, "end": 10, "label": "PER"}, {"start": 16, "end": 20, "label": "LOC"}]
+    text = {"text": "Anna Smith left Oslo", "spans": spans}
+    words = {"tokens": text["text"].split(), "ner_tags": ["B-PER", "I-PER", "O", "B-LOC"]}
+    for order in ([words, text], [text, words]):
+        write_json_lines(tmp_path / "a.jsonl", order)
+        options = TokenClassificationOptions(eval_file=tmp_path / "a.jsonl")
+        (scored_set,) = TokenClassificationTask(options, 32, LABELS).prediction_sets(TOKENIZER)
+        logits = np.zeros((len(scored_set.dataset.input_ids), len(LABELS)), np.float32)
+        predicted = [LABELS.index(tag) for tag in ("B-PER", "I-PER", "O", "O")]
+        logits[scored_set.dataset.first_tokens, predicted * 2] = 1
+        scores = scored_set.finish(logits, tmp_path)
+        expected = {"text": text["text"], "entities": spans, "predicted": spans[:1]}
+        assert read_json_lines(tmp_path / "eval_predictions.jsonl") == [expected] * 2
+        (tmp_path / "scores.json").write_text(json.dumps({"f1": scores["f1"]}))
+        scored_rows = read_scored_rows([tmp_path])[""]
+        assert scored_rows.scores["f1"].value() == pytest.approx(scores["f1"])
+
+
+def test_words_and_texts_of_one_file_are_learnt_each_in_its_form(tmp_path):
+    words = {"tokens": ["Dmitri", "sang"], "ner_tags": ["B-PER", "O"]}
+    text = {"text": "Dmitri sang", "spans": [{"start": 0, "end": 6, "label": "PER"}]}
+    labels = []
+    for order in ([words, text], [text, words]):
+        write_json_lines(tmp_path / "a.jsonl", order)
+        sentences = read_sentences(tmp_path / "a.jsonl", tagged=True)
+        dataset = TaggedDataset(sentences, TOKENIZER, 32, LABELS, label_all_tokens=True)
+        labels.append(np.split(dataset.labels["tags"], dataset.token_bounds[1:-1]))
+    for tags in labels[0] + labels[1]:
+        assert tags.tolist() == labels[0][0].tolist()

@@ -4,6 +4,7 @@ and tags.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ class Sentence:
     def shown_entity(self, entity: Entity) -> str:
         _, start, stop = entity
         return " ".join(self.words[start:stop]) if self.text is None else self.text[start:stop]
+
+    def in_characters(self, spans: set[Entity]) -> set[Entity]:
+        """Entities like `entities`, as characters of `shown`."""
+        if self.text is not None:
+            return spans
+        starts = [0, *accumulate(len(word) + 1 for word in self.words)]
+        return {(kind, starts[first], starts[stop] - 1) for kind, first, stop in spans}
 
 
 @dataclass(frozen=True)

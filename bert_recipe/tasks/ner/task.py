@@ -298,7 +298,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
             if not any(predicted_entities):
                 scores[WARNING] = f"no entity is predicted in {len(dataset.sentences)} sentences"
             predicted = list(map(tags_of, predicted_entities, dataset.bounds))
-        if dataset.sentences[0].text is not None:
+        if any(sentence.text is not None for sentence in dataset.sentences):
             write_texts(folder / SCORED_TEXTS, dataset.sentences, predicted_entities)
         logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
         shares_UC = np.exp(logits_UC - logits_UC.max(axis=1, keepdims=True))
@@ -471,12 +471,12 @@ def span_rows(spans: set[Entity]) -> list[dict[str, Any]]:
 def write_texts(
     path: Path, sentences: Sequence[Sentence], predicted_entities: list[set[Entity]]
 ) -> None:
-    """Writes each text with its entities and the predicted ones."""
+    """Writes each text, or words as a text, with its entities and the predicted ones."""
     rows = [
         {
-            "text": sentence.text,
-            "entities": span_rows(sentence.entities),
-            "predicted": span_rows(sentence_entities),
+            "text": sentence.shown,
+            "entities": span_rows(sentence.in_characters(sentence.entities)),
+            "predicted": span_rows(sentence.in_characters(sentence_entities)),
         }
         for sentence, sentence_entities in zip(sentences, predicted_entities, strict=True)
     ]

@@ -150,10 +150,13 @@ class TaggedDataset(SequenceDataset):
         ids = {label: index for index, label in enumerate(labels)}
         unit_tags = list(chain(*self.unit_tags()))
         labels_T = np.full(len(is_text_T), IGNORED_LABEL, np.int64)
-        has_words = self.sentences[0].text is None
-        if label_all_tokens and has_words:
+        if label_all_tokens:
             inner_tags = [f"I-{tag[2:]}" if tag.startswith("B-") else tag for tag in unit_tags]
             inner_labels_U = np.array([ids.get(tag, IGNORED_LABEL) for tag in inner_tags])
+            is_word_U = np.repeat(
+                [sentence.text is None for sentence in self.sentences], list(map(len, self.bounds))
+            )
+            inner_labels_U[~is_word_U] = IGNORED_LABEL  # each visible token of a text is a unit
             # A token belongs to the last unit that begins at it or before.
             unit_T = np.searchsorted(self.first_tokens, np.arange(len(labels_T)), "right") - 1
             labels_T[is_text_T] = inner_labels_U[unit_T[is_text_T]]
