@@ -21,7 +21,6 @@ SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json
 TOKENIZER_FILES = (VOCAB_FILE, TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the text
-MAX_TOKENS_PER_WORD = 1.4  # English takes 1.0 to 1.15 with BERT's vocabulary, French 1.4 to 1.5
 SPECIAL_TOKENS = {
     "pad_token": PAD,
     "unk_token": UNK,

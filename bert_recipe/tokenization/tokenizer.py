@@ -308,8 +308,8 @@ Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
 def tokens_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray | None:
-    """The number of tokens of each word in `token_ids` [T], which are sequences with [CLS] and
-    [SEP]; None if there are none, or if tokens do not show words.
+    """The number of tokens of each word without digits in `token_ids` [T], which are sequences with
+    [CLS] and [SEP]; None if there are none, or if tokens do not show words.
     """
     try:
         word_starts = tokenizer.word_starts()
@@ -318,7 +318,13 @@ def tokens_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray |
     is_text_T = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
     (begins_word_T,) = word_starts.find(token_ids[None], is_text_T[None])
     word_T = np.cumsum(begins_word_T)  # the number of each token's word, from 1
-    return np.bincount(word_T[is_text_T])[1:] if begins_word_T.any() else None
+    digits = re.compile(r"\d")
+    has_digit_V = np.array([digits.search(text) is not None for text in tokenizer.texts()])
+    words_with_digits = word_T[is_text_T & has_digit_V[token_ids]]
+    counts = np.bincount(word_T[is_text_T])
+    counts[words_with_digits] = 0
+    counts = counts[counts > 0]
+    return counts if len(counts) else None
 
 
 def load_tokenizer(

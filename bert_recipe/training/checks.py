@@ -237,8 +237,8 @@ def check_amount(findings: Findings, run: Run, tokens: float, passes: int) -> No
 
 
 def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
-    """The share of words in `token_ids` [T] with SPLIT_PIECES or more tokens; None if tokens do not
-    show words.
+    """The share, of the words without digits in `token_ids` [T], of those with SPLIT_PIECES or more
+    tokens; None if there are none, or if tokens do not show words.
     """
     counts = tokens_of_words(token_ids, tokenizer)
     return None if counts is None else float((counts >= SPLIT_PIECES).mean())

@@ -229,7 +229,8 @@ def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_pat
 
 def test_the_share_of_words_that_are_split_into_many_pieces():
     tokenizer = load_tokenizer(VOCAB_FILE)
-    ids = tokenizer.encode("the pneumoconiosis of thrombocytopenia rose")  # both of six pieces
+    words = "the pneumoconiosis of thrombocytopenia rose"  # both of six pieces
+    ids = tokenizer.encode(f"{words} 314159265358979")
     sequence = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
     assert checks.split_share(np.array([*sequence, *sequence]), tokenizer) == pytest.approx(2 / 5)
 

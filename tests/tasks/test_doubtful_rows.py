@@ -120,8 +120,11 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
     [
         ("a b c", ""),
         ("😀 🙃 😀", "60% of the tokens of the training file are [UNK]"),
-        ("the pneumoconiosis rose", "have 3.0 tokens on average"),
+        ("the pneumoconiosis rose", "33% of the words of the training file are split"),
         ("a pneumoconiosis " + "in the end it rose " * 3, ""),
+        ("pneumoconiosis " * 2 + "in the end it rose " * 2, ""),  # 2 tokens per word
+        ("the end rose 10.4821 0x7f3a91 b48120", ""),  # numbers and codes
+        ("10.4821", ""),
         ("-", ""),
     ],
 )
