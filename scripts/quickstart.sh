@@ -62,7 +62,7 @@ The score says how many passages of 100 it gets right; a single answer may be wr
 
   python3 inference.py --init-checkpoint quickstart/results/bert-tiny-uncased/classification --text 'A passage ...'
 
-With five seeds it gets 91 of 100 right. The same model gets 80 from random weights, and a released one 95 (README). Next, with
+With five seeds it gets 91 of 100 right. The same model gets 80 from random weights, and a released one 94 (README). Next, with
 a folder of text, an hour on this machine:
 
   bash scripts/pretrain_from_texts.sh FOLDER OUT_DIR
