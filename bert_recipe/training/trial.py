@@ -72,9 +72,9 @@ def obstacle_of(run: Run, task: ClassificationTask) -> str | None:
     dataset = cast(TextDataset, run.data.dataset)
     if 2 * len(dataset.distinct_sequences()) < len(dataset):
         return "most rows have equal texts"
-    labels = dataset.labels["labels"]
-    if (share := np.bincount(labels).max() / len(labels)) < FREQUENT:
-        return f"the most frequent class has {share:.1%} of the rows, less than {FREQUENT:.0%}"
+    share = task.frequent_share
+    if share is None or share < FREQUENT:
+        return f"the most frequent class has {share or 0:.1%} of the rows, less than {FREQUENT:.0%}"
     return None
 
 

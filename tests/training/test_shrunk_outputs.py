@@ -99,6 +99,13 @@ def test_a_rule_that_can_be_learnt_keeps_its_answers(glue_files, tmp_path):
     assert read_json(scores)["accuracy"] > 0.95 and recorded(tmp_path) > 0.1
 
 
+def test_all_folds_of_a_file_have_trials_or_none(glue_files, tmp_path, capsys):
+    """The training rows of some folds have less than 60% of the class that has it in the file."""
+    rows = table(tmp_path, 100, is_learnable=True, share=0.6)
+    train(glue_files, tmp_path / "a", rows, *SHORT, "--num-folds", 3, "--do-eval")
+    assert capsys.readouterr().out.count("trials on") == 3
+
+
 def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
     """To the bit, without another trial."""
     rows = table(tmp_path, 120, is_learnable=False)

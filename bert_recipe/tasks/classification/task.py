@@ -5,6 +5,7 @@ samples, N sequences of a stream, C labels.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -91,6 +92,8 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     baseline_rows: what the baselines learn from, of the training file.
     guessing_loss, numbers, first_outputs: see Task.
     frozen: of an encoder that is not trained, for which a classifier is fitted, or None.
+    frequent_share: share of the most frequent class in the training file, with the rows that are
+        held out; None without classes.
     """
 
     options: ClassificationOptions
@@ -105,6 +108,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     first_outputs: FirstOutputs | None = None
     frozen: FrozenEncoder | None = field(default=None, compare=False, repr=False)
     defaults_kind: str | None = "texts"
+    frequent_share: float | None = field(default=None, compare=False, repr=False)
 
     logits_axis = "sequence"
 
@@ -222,6 +226,10 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if not spec.regression and not spec.labels:
             spec = replace(spec, labels=find_labels(everything, spec))
         values = label_values(examples, spec)
+        frequent_share = None
+        if not spec.regression and not spec.multi_label:
+            counts = Counter(everything.labels)
+            frequent_share = max(counts.values()) / counts.total()
         warn_of_doubtful(examples, spec)
         weights: tuple[float, ...] = ()
         if options.class_weights == "balanced":
@@ -253,6 +261,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             first_outputs=first_outputs,
             frozen=frozen,
             defaults_kind="texts" if frozen is None else None,
+            frequent_share=frequent_share,
         )
         dataset = task.text_dataset(tokenizer, examples.texts, examples.pairs, values)
         task.say_what_is_cut(examples.path, dataset)
