@@ -5,7 +5,7 @@ Legend: T tokens of the stream, M masked tokens.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,9 +249,16 @@ def trained_pair(
     torch.manual_seed(0)
     model = Pair()
     model.bert.embeddings.requires_grad_(not is_frozen)
-    folder = train(
+    return model, trained(model, summed_losses, output, steps_this_run)
+
+
+def trained(
+    model: PreTrainedModel, summed: Callable, output: Path, steps_this_run: int | None
+) -> Path:
+    """The folder of a model that has made four updates, or so many more."""
+    return train(
         model,
-        OwnTask(summed_losses, 32),
+        OwnTask(summed, 32),
         Samples(LENGTHS * 4, 200),
         TOKENIZER,
         output,
@@ -262,7 +269,6 @@ def trained_pair(
         learning_rate=1e-3,
         log_freq=1,
     )
-    return model, folder
 
 
 def test_a_generator_that_trains_too_is_resumed_and_is_in_no_model_folder(tmp_path):
@@ -334,18 +340,7 @@ def trained_encoder(output: Path, steps_this_run: int | None = None) -> BertMode
     """After four updates, or so many in this process, of a loss without the pooler."""
     torch.manual_seed(0)
     model = BertModel(PAIR_CONFIG)
-    train(
-        model,
-        OwnTask(summed_squares, 32),
-        Samples(LENGTHS * 4, 200),
-        TOKENIZER,
-        output,
-        resume_from_checkpoint=True,
-        max_steps=4,
-        steps_this_run=steps_this_run,
-        batch_size=4,
-        learning_rate=1e-3,
-    )
+    trained(model, summed_squares, output, steps_this_run)
     return model
 
 
