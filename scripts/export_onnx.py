@@ -26,6 +26,7 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE, read_temperature
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import (
     CLASSIFIER_MODULES,
     LENGTH_FILE,
@@ -65,8 +66,11 @@ def silence_exporter() -> None:
     disable_progress_bar()
 
 
-def wrapped_model(folder: Path) -> Any:
-    """transformers' model in `folder`, as a module with one output: logits or embeddings."""
+def wrapped_model(source: ModelFolder) -> Any:
+    """transformers' model in `source`, as a module with one output: logits or embeddings. Raises
+    UserError if transformers has no such model but code of the folder's publisher, which is not
+    run.
+    """
     import torch
     import transformers
 
@@ -111,8 +115,15 @@ def wrapped_model(folder: Path) -> Any:
                 return torch.nn.functional.linear(vectors, self.weight_CE, self.bias_C)
             return torch.nn.functional.normalize(vectors) if self.settings.normalize else vectors
 
-    config = transformers.AutoConfig.from_pretrained(folder)
-    (architecture,) = config.architectures or ("",)
+    folder, architecture = source.path, source.architecture or ""
+    try:
+        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:
+        raise UserError(
+            f"{folder} has a {source.config.model_type} model, which the export needs transformers "
+            f"for, and transformers {transformers.__version__} lacks: use a model of another "
+            f"architecture"
+        ) from error
     is_classifier = architecture.endswith(CLASSIFIERS)
     if not is_classifier and (folder / MODULES_FILE).is_file():
         model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
@@ -127,13 +138,13 @@ def wrapped_model(folder: Path) -> Any:
     return Wrapped(model, None)
 
 
-def export(folder: Path, target: Path) -> None:
+def export(source: ModelFolder, target: Path) -> None:
     """Writes `target`/model.onnx, whose batch and length are free."""
     import torch
     import transformers
 
-    model = wrapped_model(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = wrapped_model(source).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.path)
     batch = tokenizer(SAMPLES, padding=True, return_tensors="pt")
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
     inputs = tuple(batch[name] for name in names)
@@ -198,18 +209,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_flags("model", FLAGS)
     args = parser.parse_args(argv)
     parser.check_flags(args)
-    from bert_recipe.checkpoint.model_folder import ModelFolder
-
     if args.output_dir.exists() and any(args.output_dir.iterdir()):
         raise UserError(f"{args.output_dir} is not empty: choose another --output-dir")
-    folder = ModelFolder.find(args.init_checkpoint).path
+    source = ModelFolder.find(args.init_checkpoint)
+    folder = source.path
     for path in (folder, args.output_dir.resolve()):
         str(path).encode()  # other libraries take no other names; `run_main` says so
     for package in PACKAGES:  # before the work: torch.onnx ends with a traceback of its own
         importlib.import_module(package)
     silence_exporter()
     with atomic_folder(args.output_dir.resolve()) as target:
-        export(folder, target)
+        export(source, target)
         if args.int8:
             quantize(target)
         for name in (*COPIED, *SETTINGS):

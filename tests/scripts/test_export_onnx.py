@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,21 @@ import transformers
 from conftest import TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
 
+from bert_recipe.checkpoint.pretrained import save_pretrained
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, classifier_files
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.model.encoders.neobert import NeoBertConfig
+from bert_recipe.model.encoders.registry import make_model
+from bert_recipe.tokenization.tokenizer import load_tokenizer
 from scripts import export_onnx
 
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
 TEXTS = ["one", "two words", "three more words than before in this text", "four"]
 
 
@@ -94,6 +107,25 @@ def test_a_classifier_on_a_frozen_encoder_gives_the_logits_of_sentence_transform
     (logits,) = session.run(["logits"], dict(batch))
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["sequence_classification", "sentence_embedding"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        BertConfig(**TINY, pre_layer_norm=True),
+        NeoBertConfig(**{size: TINY[size] for size in SIZES}),
+    ],
+    ids=["pre-LayerNorm BERT", "NeoBERT"],
+)
+def test_models_that_transformers_lacks_are_refused_and_run_no_code(config, head, tmp_path):
+    folder, target = tmp_path / "model", tmp_path / "onnx"
+    model = make_model(head, replace(config, labels=("a", "b")))
+    save_pretrained(model, folder, load_tokenizer(VOCAB_FILE))
+    words = ["--init-checkpoint", str(folder), "--output-dir", str(target)]
+    result = run_here(words, export_onnx.main)
+    assert_refused(result, f"a {config.model_type} model", "a model of another architecture")
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("name", ["model", "onnx"])
