@@ -28,6 +28,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
+from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.derived.average import average
 from bert_recipe.checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from bert_recipe.checkpoint.formats import composer, nvidia_paddle, nvidia_pytorch
@@ -184,7 +185,10 @@ def derive(command: str, argv: Sequence[str]) -> None:
     with atomic_folder(args.folder.resolve()) as folder:
         write_tokenizer(folder, source.tokenizer, config)
         write_model(folder, config, source.config_values, weights)
-        for path in sentence_files(source.path):
+        kept = sentence_files(source.path)
+        if command == "safetensors":  # the same model; an average is another one
+            kept += [path for path in (source.path / CALIBRATION_FILE,) if path.is_file()]
+        for path in kept:
             target = folder / path.relative_to(source.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)

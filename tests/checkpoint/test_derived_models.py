@@ -13,6 +13,7 @@ from conftest import read_json
 from safetensors.torch import load_file
 
 import convert_checkpoint
+from bert_recipe.checkpoint.calibration import read_temperature, write_temperature
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.utils.errors import UserError
 
@@ -63,12 +64,14 @@ def save(folder, kind: str, seed: int = 0, **changes):
 @pytest.mark.parametrize("kind", ["Bert", "ModernBert"])
 def test_average_is_that_of_each_weight(tmp_path, kind):
     models = [save(tmp_path / str(seed), kind, seed) for seed in range(3)]
+    write_temperature(tmp_path / "0", 1.5, 100)
     (tmp_path / "run").mkdir()
     (tmp_path / "2").rename(tmp_path / "run" / "best")
     done = convert_with(
         "average", tmp_path / "0", tmp_path / "1", tmp_path / "run", tmp_path / "out"
     )
     assert done.returncode == 0, done.stderr
+    assert read_temperature(tmp_path / "out") == 1  # that of one model is not the average's
     settings = read_json(tmp_path / "out" / "tokenizer_config.json")
     assert settings["model_max_length"] == 10  # as in training
     assert f"{tmp_path / 'run'}: using best, the model with the best score" in done.stdout
@@ -117,8 +120,10 @@ def test_safetensors_keeps_the_logits_of_a_pickled_model(tmp_path, is_sharded):
             torch.save(own, tmp_path / "in" / part)
         index = {"metadata": {}, "weight_map": weight_map}
         (tmp_path / "in" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    write_temperature(tmp_path / "in", 1.5, 100)
     done = convert_with("safetensors", tmp_path / "in", tmp_path / "out")
     assert done.returncode == 0, done.stderr
+    assert read_temperature(tmp_path / "out") == 1.5
     ours = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([[2, 7, 9, 3]])
     assert torch.equal(ours(ids).logits, theirs(ids).logits)
