@@ -4,10 +4,13 @@ import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from bert_recipe.utils.errors import listed, one_line
 from bert_recipe.utils.progress import print_once
 
 MAX_PLACES = 3  # of a message
+LEAST_NUMBERS, FAR_SHARE = 50, 0.5  # of squared distances
 EMPTY = "have an empty text"
 # What pandas and spreadsheets write for a missing text.
 MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
@@ -67,6 +70,26 @@ def warn_of_predicted_blanks(path: Path, rows: Iterable[tuple[Iterable[str], obj
     """Warns of texts to predict that are empty. rows: the texts of a row, and its line."""
     lines = [line for texts, line in rows if all(map(is_blank, texts))]
     warn_of_lines(path, EMPTY, lines, "their prediction says nothing")
+
+
+def warn_of_far_numbers(path: Path, numbers: Sequence[float], places: Sequence[object]) -> None:
+    """Warns if one row in a hundred, at least one, makes most of the squared error of the median,
+    so that a model learns little of the other rows.
+    """
+    median = float(np.median(numbers))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares_n = (np.array(numbers) - median) ** 2
+    farthest = np.argsort(-squares_n, kind="stable")[: max(1, round(len(numbers) / 100))]
+    if len(numbers) < LEAST_NUMBERS or not squares_n[farthest].sum() > FAR_SHARE * squares_n.sum():
+        return
+    shown = [f"{place_text(places[index])} ({numbers[index]:g})" for index in farthest]
+    share = squares_n[farthest].sum() / squares_n.sum()
+    print_once(
+        f"warning: {one_line(str(path))}: {len(farthest)} of {len(numbers)} numbers make "
+        f"{share:.0%} of the squared distances from the median, {median:g}: "
+        f"{one_line(listed(shown, MAX_PLACES))}: training follows these; correct them, or if they "
+        "are right, learn the logarithms"
+    )
 
 
 def warn_of_lines(path: Path, what: str, lines: Sequence[object], advice: str) -> None:

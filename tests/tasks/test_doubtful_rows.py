@@ -1,5 +1,6 @@
 """Rows that are most likely mistakes are named with their lines before training."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from conftest import VOCAB_FILE, write_json_lines
 
 from bert_recipe.tasks.classification.options import ClassificationOptions
 from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.doubtful_rows import warn_of_far_numbers
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
@@ -67,6 +69,25 @@ def test_a_file_without_doubtful_rows_has_no_warning(tmp_path, capsys):
     content = 'text,pair,label\na,b,x\nb,a,y\na,b,x\n"a ""b""",c,y\n'
     train(tmp_path / "train.csv", content, PAIR)
     assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        (list(range(200)), None),
+        ([*range(198), 1998, 19997], "2 of 200 numbers make 100% of the squared distances"),
+        ([*range(198), 1998, 19997], "median, 99.5: line 201 (19997), line 200 (1998): training"),
+        ([math.exp(0.1 * number) for number in range(100)], None),
+        ([math.exp(number) for number in range(100)], "line 101 (9.88903e+42)"),
+        ([2] * 60, None),
+        ([2] * 59 + [3], "1 of 60 numbers make 100%"),
+        ([0] * 10 + [1000], None),  # of few rows nothing follows
+    ],
+)
+def test_numbers_that_are_far_from_the_others_are_named(numbers, says, capsys):
+    warn_of_far_numbers(Path("train.csv"), numbers, range(2, len(numbers) + 2))
+    output = capsys.readouterr().out
+    assert output == "" if says is None else says in output
 
 
 def test_pairs_of_embeddings_have_words_and_one_score(tmp_path, capsys):

@@ -54,6 +54,7 @@ from bert_recipe.tasks.classification.specs import TaskSpec, set_prefix
 from bert_recipe.tasks.doubtful_rows import (
     warn_of_blank,
     warn_of_contradictions,
+    warn_of_far_numbers,
     warn_of_predicted_blanks,
 )
 from bert_recipe.tasks.fine_tuning import FineTuningTask
@@ -454,6 +455,8 @@ def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
         labels = [tuple(sorted(label_set)) for label_set in examples.label_sets]
     elif spec.regression:
         labels = [float(label) for label in examples.labels]
+        if not spec.negatives:
+            warn_of_far_numbers(examples.path, labels, examples.lines)
     else:
         labels = [*examples.labels]
     warn_of_contradictions(examples.path, zip(texts, labels, examples.lines, strict=True))
