@@ -22,6 +22,8 @@ from bert_recipe.utils.output_tables import encode_table, write_like
 from bert_recipe.utils.tables import Row
 from bert_recipe.utils.text_files import TableFormat
 
+NO_LABELS = "(none)"  # how a mistake shows that a text has none of several labels
+
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     """Metrics by name, as functions of labels and predictions [n]."""
@@ -293,7 +295,8 @@ def write_scored(
         pair = "" if examples.pairs is None else f" | {examples.pairs[number]}"
         text = examples.texts[number] + pair
         if doubts[number] > 0:
-            mistakes.append(Mistake(text, truth, word, float(doubts[number])))
+            shown = (truth or NO_LABELS, word or NO_LABELS)
+            mistakes.append(Mistake(text, *shown, float(doubts[number])))
     cells: tuple[Sequence[Any], Sequence[Any]] = (words, truths)
     if spec.regression:
         cells = (predictions_of(logits_nC, spec).tolist(), values.tolist())
