@@ -28,6 +28,7 @@ MAX_WORDS = 50_000  # that have a weight
 MAX_WEIGHTS = 1_000_000  # of all classes; also bounds rows times classes
 UNSPACED_SHARE = 0.1  # of texts from which on characters are counted instead of words
 ROWS = "training_rows"  # the key of their number where these are not all
+CHANCE = 0.01  # below that, how likely a number of right rows is by chance, it is no chance
 CORRELATIONS = ("matthews_correlation", "pearson", "spearman")
 
 Scores = Mapping[str, float]
@@ -190,9 +191,18 @@ def standard_error(name: str, value: float, num_scored: int) -> float:
     return math.sqrt(value * (1 - value) / num_scored)
 
 
-def chance_line(name: str, value: float, baselines: Baselines, advice: str) -> str | None:
+def chance_line(
+    name: str,
+    value: float,
+    baselines: Baselines,
+    advice: str,
+    confusion_CC: Sequence[Sequence[int]] = (),
+) -> str | None:
     """A warning if the score of a model is not above that of the most frequent class by more than
-    its own standard error, else None. advice: what to try.
+    its own standard error, else None.
+
+    advice: what to try.
+    confusion_CC: of classes; rows are the true ones.
     """
     chance = 0.0  # of correlations, entities and rankings
     what = "0"
@@ -204,10 +214,30 @@ def chance_line(name: str, value: float, baselines: Baselines, advice: str) -> s
     error = standard_error(name, value, baselines.num_scored)
     if value - chance > error:
         return None
+    head = f"{name} {percent(value)} is not above {what} by more than its own error"
+    if confusion_CC and (rarer := rarer_classes(np.array(confusion_CC))):
+        return f"{head} ({percent(error)}), but {rarer}: judge it by precision and recall of these"
     return (
-        f"{name} {percent(value)} is not above {what} by more than its own "
-        f"error ({percent(error)}): do not use this model, since these rows do not show that it "
+        f"{head} ({percent(error)}): do not use this model, since these rows do not show that it "
         f"has learnt; try {advice}, and check the labels"
+    )
+
+
+def rarer_classes(confusion_CC: np.ndarray) -> str | None:
+    """How often another class than the most frequent one is right, if that is no chance, else None.
+    Of predictions in random order about a Poisson number is right, whose tail is the longer one.
+    """
+    from scipy.stats import poisson
+
+    supports_C, predicted_C = confusion_CC.sum(axis=1), confusion_CC.sum(axis=0)
+    is_rarer_C = supports_C < supports_C.max()
+    num_right = confusion_CC.diagonal()[is_rarer_C].sum()
+    expected = (supports_C * predicted_C)[is_rarer_C].sum() / supports_C.sum()
+    if num_right == 0 or poisson.sf(num_right - 1, expected) > CHANCE:
+        return None
+    return (
+        f"of {predicted_C[is_rarer_C].sum()} rows for which it predicts rarer classes {num_right} "
+        f"are right, and {expected:.1f} would be by chance"
     )
 
 

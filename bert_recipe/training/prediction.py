@@ -217,7 +217,8 @@ def report_baselines(
     if not math.isnan(value):
         text = comparison_line(metric, percent(value), baselines.scores)
     runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
-    if warning := chance_line(metric, value, baselines, task.chance_advice):
+    confusion = scores.get("confusion_matrix", ())
+    if warning := chance_line(metric, value, baselines, task.chance_advice, confusion):
         print_line(f"warning: {warning}")
         scores[WARNING] = "; ".join(filter(None, (scores.get(WARNING), warning)))
     write_json(folder / SCORES_FILE, stored_scores(scores))

@@ -293,6 +293,26 @@ def test_a_score_that_is_not_above_chance_is_named(name, value, chance, says):
     assert says is None or says in line
 
 
+@pytest.mark.parametrize(
+    ("confusion", "says"),
+    [
+        ([[423, 9], [35, 13]], "of 22 rows for which it predicts rarer classes 13 are right"),
+        ([[380, 70], [10, 40]], "40 are right, and 11.0 would be by chance"),
+        ([[440, 10, 0], [30, 0, 10], [0, 0, 10]], "of 30 rows"),
+        ([[449, 1], [49, 1]], None),  # as likely as not by chance
+        ([[440, 10], [48, 2]], None),
+        ([[450, 0], [50, 0]], None),
+        ([[130, 120], [125, 125]], None),
+    ],
+)
+def test_rare_classes_that_are_learnt_are_no_reason_to_drop_a_model(confusion, says):
+    chance = {"most frequent class": {"accuracy": 0.9}}
+    beside = Baselines(chance, "most frequent class", 500)
+    line = chance_line("accuracy", 0.9, beside, "more --epochs", confusion)
+    assert ("do not use" in line) == (says is None)
+    assert says is None or says in line
+
+
 def test_one_class_for_all_rows_is_said(glue_files, tmp_path, capsys):
     flags = (*own_files(glue_files, "--do-train", "--do-eval"), "--max-steps", 1)
     assert run(glue_files, tmp_path, *flags, "--learning-rate", 1) == 0
