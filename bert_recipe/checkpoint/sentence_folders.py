@@ -60,6 +60,7 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 class EmbeddingSettings:
     """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, prompts by their
     names, casing. default_prompt: the name of the prompt of texts that have none of their own.
+    max_seq_length: tokens at which texts are cut; 0: the folder does not say.
     """
 
     pooling: str = "mean"
@@ -67,6 +68,7 @@ class EmbeddingSettings:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     do_lower_case: bool = False  # before the tokenizer, which may be cased
+    max_seq_length: int = 0
 
     def prompted(self, name: str | None, text: str = "") -> str:
         """`text` after the prompt `name`, as it is tokenized; after the default prompt if there is
@@ -89,9 +91,10 @@ class EmbeddingSettings:
         Raises UserError for settings that are not supported. classifier: names of modules after
         those that embed, which may be there.
         """
-        do_lower_case = bool(read_text_settings(folder)["do_lower_case"])
+        texts = read_text_settings(folder)
+        do_lower_case, max_seq_length = bool(texts["do_lower_case"]), texts["max_seq_length"] or 0
         if not (folder / MODULES_FILE).is_file():
-            return cls(do_lower_case=do_lower_case)
+            return cls(do_lower_case=do_lower_case, max_seq_length=max_seq_length)
         paths_of_modules = {}
         for entry in read_modules(folder):
             # "sentence_transformers.models.Pooling"
@@ -124,6 +127,7 @@ class EmbeddingSettings:
             prompts=prompts,
             default_prompt=default_prompt,
             do_lower_case=do_lower_case,
+            max_seq_length=max_seq_length,
         )
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:

@@ -295,7 +295,7 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
 
 def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
     source = model("wordpiece")
-    settings = EmbeddingSettings("first", True, {"query": "q: "})
+    settings = EmbeddingSettings("first", True, {"query": "q: "}, max_seq_length=40)
     for name, content in settings.files(TINY["hidden_size"], 40).items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_bytes(content)

@@ -394,6 +394,20 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
     np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
 
 
+@pytest.mark.parametrize(("stored", "expected"), [(8, 16), (40, 40), (256, 64), (None, 16)])
+def test_training_on_short_texts_keeps_the_length_of_the_starting_folder(
+    files, tmp_path, stored, expected
+):
+    """At most the positions of the model, 64."""
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stored}))
+    options = EmbeddingTaskOptions(
+        max_seq_length=16, text_column="q", pair_column="p", train_file=files / "train.jsonl"
+    )
+    task, _ = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE), tmp_path)
+    written = task.model_files(read_config(files / "config.json"))["sentence_bert_config.json"]
+    assert json.loads(written)["max_seq_length"] == expected
+
+
 def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
     rows = list(map(json.loads, (files / "train.jsonl").read_text().splitlines()))
     grouped = [{"q": row["q"], "p": [row["p"]], "n": [row["n"], "left out"]} for row in rows]

@@ -231,7 +231,9 @@ class EmbeddingTask(FineTuningTask):
         return total_n
 
     def model_files(self, config: ModelConfig) -> dict[str, bytes]:
-        return self.settings.files(config.hidden_size, self.max_seq_length)
+        """Training on short texts takes no length from a model that embeds longer ones."""
+        stored = min(self.settings.max_seq_length, config.max_length)
+        return self.settings.files(config.hidden_size, max(self.max_seq_length, stored))
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         if (largest := max(self.options.matryoshka_dims or [0])) > config.hidden_size:
