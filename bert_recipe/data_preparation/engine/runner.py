@@ -242,7 +242,7 @@ def stale_reason(folder: Path, options: JsonObject, inputs: Sequence[str]) -> st
         return "the list of input files has changed"
     made = (folder / MANIFEST).stat().st_mtime_ns
     for entry in content["inputs"] + content["outputs"]:
-        path = folder.resolve() / entry["path"]
+        path = Path(os.path.normpath(folder.resolve() / entry["path"]))
         if not path.is_file():
             return f"{path} is missing"
         if path.stat().st_size == entry["bytes"] and last_change(path) <= made:

@@ -51,10 +51,10 @@ def class_baselines(
         return {name: value for name, value in scores.items() if isinstance(value, float)}
 
     if spec.negatives:
-        chance = {"average_precision": float(np.mean(values > 0))}  # of texts in any order
+        chance = {"average_precision": float(np.mean(values > 0))}  # of texts in random order
         cosines = tfidf_cosines(fit_tfidf(train.texts_nk), texts_nk)[:, 0]
-        scores = {"any order": chance, "tf-idf similarity": scores_of(cosines)}
-        return Baselines(scores, "any order", len(values))
+        scores = {"random order": chance, "tf-idf similarity": scores_of(cosines)}
+        return Baselines(scores, "random order", len(values))
     predicted = tfidf_predictions(train, texts_nk, spec)
     method = "ridge regression" if spec.regression else "logistic regression"
     name = tfidf_name(train.texts_nk[:, 0], method)
