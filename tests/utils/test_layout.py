@@ -189,3 +189,19 @@ def test_flags_are_declared_in_one_way():
         if re.search(r"add_argument\b|add_mutually_exclusive|argparse\.ArgumentParser", text):
             others.append(str(path))
     assert others == []
+
+
+def test_files_of_source_that_pages_name_are_there():
+    """From the root, the package, scripts/, or of a run training/."""
+    named = []
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8").partition("## Two changes, on paper")[0]
+        paths = set(re.findall(r"`([a-z]\w*/[\w/]+\.(?:py|sh))`", text))
+        named += [path for path in paths if path.split("/")[0] != "examples"]  # of BMTrain
+    _, _, run = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("a run?\n")
+    named += re.findall(r"`(\w+\.py)`", run.partition("\n## ")[0])
+    folders = (ROOT, ROOT / PACKAGE, ROOT / PACKAGE / "training", ROOT / "scripts")
+    placeholders = re.compile(r"\b[A-Z]+\b|_[A-Z]+[._]")  # NAME
+    named = [name for name in named if not placeholders.search(name)]
+    assert len(named) > 50
+    assert [name for name in named if not any((root / name).exists() for root in folders)] == []
