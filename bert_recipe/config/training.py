@@ -191,7 +191,7 @@ class LoaderConfig:
         "--max-predictions-per-seq",
         length,
         0,
-        "most masked tokens of a sequence; by default the shards', or what --masked-lm-prob takes",
+        "most masked tokens of a sequence; 0: the shards', or what --masked-lm-prob takes",
         only=PRE_TRAINING,
     )
     gradient_merge_steps: int = option(

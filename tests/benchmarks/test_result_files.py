@@ -468,6 +468,36 @@ def test_differences_on_published_tables_are_those_of_their_file():
     assert len(shown) == len(groups)
 
 
+MANY_CLASSES = ("six", "eleven", "topics", "German m", "French m", "Russian", "traits", "entities")
+MANY_CLASSES += ("questions to", "Swedish", "German entities")
+TWO_CLASSES = ("sentiment", "acceptability", "paraphrases", "pairs alike", "German tweets")
+TWO_CLASSES += ("English tweets", "pairs, copied")
+
+
+def test_ranges_of_differences_in_words_are_those_of_the_rows():
+    """Of two classes those of all-MiniLM-L6-v2."""
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for section in ("Classes, numbers and tags", PUBLISHED)
+        for row in result_rows("docs/defaults.md", section)
+    ]
+    text = words_of("docs/defaults.md")
+    many = re.findall(r"(\d+) to (\d+) points above the Trainer", text)
+    two = re.findall(r"from ([\d.]+) points below to ([\d.]+) above", text)
+    for tables, models, sign, [ends] in (
+        (MANY_CLASSES, ("MiniLM", "tiny"), 1, many),
+        (TWO_CLASSES, ("MiniLM",), -1, two),
+    ):
+        differences = [
+            float(row[5].strip("*").split()[0])
+            for row in rows
+            if row[0] in models and row[1].startswith(tables)
+        ]
+        assert len(differences) > 8
+        assert rounds_to(sign * min(differences), ends[0])
+        assert rounds_to(max(differences), ends[1])
+
+
 def in_bold_if_below(difference: str) -> str:
     value, _, half = difference.partition(" ± ")
     return f"**{difference}**" if difference and float(value) < -float(half or 0) else difference
