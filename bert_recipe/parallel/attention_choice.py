@@ -1,4 +1,4 @@
-"""--attention: what computes attention on GPUs instead of torch's operators. To add one, write a
+"""What computes attention on GPUs: that of --attention, or torch's operators. To add one, write a
 class with the members of `ChosenAttention` and add it to `CHOICES` and `config.ATTENTIONS`.
 """
 
@@ -9,7 +9,13 @@ from typing import ClassVar, Protocol
 import torch
 
 from bert_recipe.config import RunConfig
-from bert_recipe.model.attention import IMPLEMENTATIONS, FlashAttention, PreparedAttention
+from bert_recipe.model.attention import (
+    IMPLEMENTATIONS,
+    FlashAttention,
+    PreparedAttention,
+    flash_supports,
+)
+from bert_recipe.model.encoders.base import EncoderModel
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.errors import UserError, one_line
 
@@ -79,6 +85,24 @@ def check_attention(name: str, config: ModelConfig, capability: tuple[int, int])
             f"--attention {name} supports heads of {', '.join(map(str, attention.head_sizes))} "
             f"elements; this model's have {head_size}: leave the flag out"
         )
+
+
+def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "auto") -> None:
+    """The attention of --attention on a GPU; with `auto`, another one on those without flash
+    attention for this encoder; otherwise it chooses by device and type. Raises UserError if `name`
+    does not support the encoder.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    if name != "auto":
+        check_attention(name, encoder.config, capability)
+        load_attention(name).activate()
+        encoder.attention_implementation = name
+        return
+    head_size = encoder.config.hidden_size // encoder.config.num_attention_heads
+    if not flash_supports(head_size, capability):
+        # The backward pass of the efficient one adds in no fixed order.
+        is_padded = head_size % 8 or torch.are_deterministic_algorithms_enabled()
+        encoder.attention_implementation = "padded" if is_padded else "efficient"
 
 
 class FlashAttention4(FlashAttention):

@@ -8,16 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from bert_recipe.config import ParallelConfig, RunConfig
-from bert_recipe.model.attention import flash_supports
-from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
-from bert_recipe.optimization.precision import Precision, use_float8
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.optimization.precision import use_float8
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.activation_checkpointing import checkpoint_activations
-from bert_recipe.parallel.attention_choice import (
-    check_attention,
-    check_attention_flag,
-    load_attention,
-)
+from bert_recipe.parallel.attention_choice import check_attention_flag, choose_attention
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import EagerFallback, compile_module, prepare_compilation
 from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
@@ -55,7 +50,8 @@ def parallelize(
     if config.shard_degree == 1:
         materialize(model, device, initializes=trains)
     for frozen_model in frozen_models:
-        freeze(frozen_model, precision, device)
+        frozen_model.requires_grad_(False).eval()
+        frozen_model.to(device, precision.dtype if precision.pure else None)
     models = (model, *frozen_models)
     if device.type == "cuda":
         for called in models:
@@ -91,30 +87,6 @@ def strategy_of(config: ParallelConfig, world_size: int, is_pure: bool) -> type[
     if world_size > 1:
         return ReplicatedMasters if is_pure else ReplicatedModel
     return OffloadedModel if config.cpu_offload else ParallelModel
-
-
-def freeze(model: PreTrainedModel, precision: Precision, device: torch.device) -> None:
-    """Moves a model that is not trained to where the trained one computes."""
-    model.requires_grad_(False).eval()
-    model.to(device, precision.dtype if precision.pure else None)
-
-
-def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "auto") -> None:
-    """The attention of --attention on a GPU; with `auto`, another one on those without flash
-    attention for this encoder; otherwise it chooses by device and type. Raises UserError if `name`
-    does not support the encoder.
-    """
-    capability = torch.cuda.get_device_capability(device)
-    if name != "auto":
-        check_attention(name, encoder.config, capability)
-        load_attention(name).activate()
-        encoder.attention_implementation = name
-        return
-    head_size = encoder.config.hidden_size // encoder.config.num_attention_heads
-    if not flash_supports(head_size, capability):
-        # The backward pass of the efficient one adds in no fixed order.
-        is_padded = head_size % 8 or torch.are_deterministic_algorithms_enabled()
-        encoder.attention_implementation = "padded" if is_padded else "efficient"
 
 
 @torch.no_grad()

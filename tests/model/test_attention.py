@@ -39,7 +39,7 @@ from bert_recipe.model.encoders.modernbert import (
 from bert_recipe.model.kernels import length_bucketed
 from bert_recipe.model.kernels.length_bucketed import length_buckets
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.parallel.parallelize import choose_attention
+from bert_recipe.parallel.attention_choice import choose_attention
 
 pytestmark = pytest.mark.fast
 
