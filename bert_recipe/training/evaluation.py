@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from bert_recipe.metrics.sinks import Reporter
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.fine_tuning import FineTuningTask
-from bert_recipe.tasks.task import SeparableTask, TaskData
+from bert_recipe.tasks.task import SeparableTask
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.utils.collectives import all_reduce
 from bert_recipe.utils.errors import UserError
@@ -39,36 +38,6 @@ from bert_recipe.utils.progress import progress_bar
 Guard = Callable[[], AbstractContextManager[None]]
 # Of a benchmark: batches of the warmup, and batches after it; a prediction ends after these.
 Measured = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """Evaluates a model during training: on the held-out data by the task's loss, and on the files
-    with labels by the scores of its predictions.
-
-    limits: of held-out micro-batches.
-    batch_size: sequences of a forward pass over the files.
-    """
-
-    data: TaskData
-    limits: MicroBatchLimits
-    batch_size: int
-    runtime: Runtime
-
-    def __call__(self, parallel: ParallelModel, guard: Guard = nullcontext) -> dict[str, float]:
-        """The metrics of the model's weights, on all ranks."""
-        task, runtime = self.data.task, self.runtime
-        metrics: dict[str, float] = {}
-        if self.data.held_out is not None:
-            held_out, count = self.data.held_out, self.data.max_held_out
-            separable = cast(SeparableTask, task)
-            metrics |= evaluate(parallel, separable, held_out, self.limits, runtime, count, guard)
-        for scored_set in self.data.scored_sets:
-            axis = cast(FineTuningTask, task).logits_axis
-            logits, _ = predict(parallel, scored_set.dataset, axis, self.batch_size, runtime, guard)
-            scores = self.runtime.distributed.on_main(partial(scored_set.finish, logits, None))
-            metrics |= only_numbers(scores)
-        return metrics
 
 
 def only_numbers(scores: dict[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 from bert_recipe.checkpoint.best import BestCheckpoint
@@ -9,9 +10,11 @@ from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.metrics.text import format_metrics
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.fine_tuning import FineTuningTask
+from bert_recipe.tasks.task import SeparableTask
 from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.training.checkpoint_callback import Checkpoints
-from bert_recipe.training.evaluation import Evaluator
+from bert_recipe.training.evaluation import evaluate, only_numbers, predict
 from bert_recipe.training.run import Run
 from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 
@@ -25,16 +28,13 @@ class Evaluations(Callback):
     """
 
     def __init__(self, run: Run, state: TrainState, checkpoints: Checkpoints, runtime: Runtime):
-        self.run, self.state, self.checkpoints = run, state, checkpoints
-        batch_size = run.settings.prediction.batch_size
-        self.evaluator = Evaluator(run.data, run.limits(runtime), batch_size, runtime)
+        self.run, self.state, self.checkpoints, self.runtime = run, state, checkpoints, runtime
         self.best: BestCheckpoint | None = None
         if run.data.development is not None:
             task, patience = run.task, run.settings.trainer.early_stopping
             self.best = BestCheckpoint(
                 task.metric, task.lower_is_better, patience, state.evaluations
             )
-        self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.results: dict[str, float] = {}
         self.at_start: dict[str, float] = {}
         self.stop = StopSignal()
@@ -86,16 +86,31 @@ class Evaluations(Callback):
         scores = self._scores()
         text = f"{state.place(self.run.max_steps)}  evaluation: {format_metrics(scores)}"
         self.results = {f"eval_{name}": value for name, value in scores.items()}
-        self.reporter.log(state.epoch_and_step, self.results, text)
+        self.runtime.reporter.log(state.epoch_and_step, self.results, text)
         if self.best is not None and self._selects():
             self._keep_best(self.best, scores)
 
     def _scores(self) -> dict[str, float]:
-        is_last = self.state.step >= self.run.max_steps
+        """The task's metrics on the held-out data, and the scores of predictions on the files with
+        labels.
+        """
+        run, runtime, task = self.run, self.runtime, self.run.task
         parallel = cast(ParallelModel, self.state.parallel)
-        if is_last or parallel.gathers_parameters:
-            return self.evaluator(parallel)
-        return self.evaluator(parallel, self._until_a_signal)
+        is_last = self.state.step >= run.max_steps
+        ends_on_signal = not (is_last or parallel.gathers_parameters)
+        guard = self._until_a_signal if ends_on_signal else contextlib.nullcontext
+        scores: dict[str, float] = {}
+        if (held_out := run.data.held_out) is not None:
+            limits, count = run.limits(runtime), run.data.max_held_out
+            separable = cast(SeparableTask, task)
+            scores |= evaluate(parallel, separable, held_out, limits, runtime, count, guard)
+        batch_size = run.settings.prediction.batch_size
+        for scored_set in run.data.scored_sets:
+            axis = cast(FineTuningTask, task).logits_axis
+            logits, _ = predict(parallel, scored_set.dataset, axis, batch_size, runtime, guard)
+            finish = partial(scored_set.finish, logits, None)
+            scores |= only_numbers(runtime.distributed.on_main(finish))
+        return scores
 
     @contextlib.contextmanager
     def _until_a_signal(self) -> Iterator[None]:
@@ -112,7 +127,7 @@ class Evaluations(Callback):
                 yield
         except StopAtOnce:
             stops = True
-        if any(self.distributed.all_reduce_sum([stops])):
+        if any(self.runtime.distributed.all_reduce_sum([stops])):
             raise StopAtOnce
 
     def _selects(self) -> bool:

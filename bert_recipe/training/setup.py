@@ -1,10 +1,9 @@
 """Setup shared by all programs: starts the runtime, and builds a trainer with its callbacks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -25,20 +24,15 @@ from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.benchmark import Benchmark
 from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.evaluation_callback import Evaluations
-from bert_recipe.training.fitted_numbers import fit_to_numbers
+from bert_recipe.training.fitted_numbers import FitToNumbers
 from bert_recipe.training.guessing import GuessingLoss
-from bert_recipe.training.head_first import (
-    HeadFirst,
-    begins_with_head,
-    head_rate,
-)
+from bert_recipe.training.head_first import HeadFirst, begins_with_head, head_rate
 from bert_recipe.training.run import Run
-from bert_recipe.training.shrunk_outputs import ShrunkOutputs, log_shares
+from bert_recipe.training.shrunk_outputs import ShrunkOutputs
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.device import (
     keep_freed_memory,
@@ -140,15 +134,12 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     parallel.prepare(optimizer)
     state = TrainState(run, parallel, optimizer)
     state.restore()
-    fit_to_numbers(run, state, runtime)
-    stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
-    callbacks = make_callbacks(run, state, stopwatch, runtime)
-    follow = partial(follow_schedule, run, state, learning_rate)
     if begins_with_head(run, state):
         state.start_encoder(None)
-    if state.encoder_start is None:
-        callbacks.insert(0, HeadFirst(run, state, runtime, follow))
+    follow = partial(follow_schedule, run, state, learning_rate)
     follow()
+    stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
+    callbacks = make_callbacks(run, state, follow, stopwatch, runtime)
     return Trainer(run, state, learning_rate, runtime, callbacks, stopwatch)
 
 
@@ -180,21 +171,25 @@ def follow_schedule(run: Run, state: TrainState, learning_rate: LearningRate) ->
 
 
 def make_callbacks(
-    run: Run, state: TrainState, stopwatch: Stopwatch, runtime: Runtime
+    run: Run, state: TrainState, follow: Callable[[], None], stopwatch: Stopwatch, runtime: Runtime
 ) -> list[Callback]:
-    """What happens after updates: checkpoints and evaluations, or the measurements of a
-    benchmark.
+    """What happens around updates: checkpoints and evaluations, or the measurements of a benchmark.
+
+    follow: sets the learning rates of the updates to come.
+    stopwatch: of the phases of an update.
     """
     if run.is_trial:
         return []
-    if not run.saves:
-        return [Benchmark(run, state, stopwatch, runtime)]
-    checkpoints = Checkpoints(run, state, runtime)
     callbacks: list[Callback] = []
+    if run.task.numbers is not None:
+        callbacks.append(FitToNumbers(run, state, runtime))
+    if not run.saves:
+        return [*callbacks, Benchmark(run, state, stopwatch, runtime)]
+    if state.encoder_start is None:
+        callbacks.append(HeadFirst(run, state, runtime, follow))
     if run.values.shrinkage is not None:
-        labels = cast(TextDataset, run.data.dataset).labels["labels"]
-        shares = log_shares(labels, len(run.data.choice.config.labels))
-        callbacks.append(ShrunkOutputs(state, run.max_steps, run.values.shrinkage, shares))
+        callbacks.append(ShrunkOutputs(run, state, run.values.shrinkage))
+    checkpoints = Checkpoints(run, state, runtime)
     if run.data.held_out is not None or run.data.scored_sets:
         callbacks.append(Evaluations(run, state, checkpoints, runtime))
     callbacks.append(checkpoints)  # which have the evaluation of their step

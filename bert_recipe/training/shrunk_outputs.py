@@ -7,6 +7,8 @@ Modern Neural Networks") towards the shares instead of equal probabilities. With
 changes, and with s near 0 the most frequent class is always answered. Legend: n rows, C classes.
 """
 
+from typing import cast
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,8 +16,10 @@ import torch.nn.functional as F
 from bert_recipe.checkpoint.start import StartKind, StartPoint
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import RunConfig
+from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.callbacks import Callback, Update
 from bert_recipe.training.chosen_settings import STEPS
+from bert_recipe.training.run import Run
 from bert_recipe.utils.errors import UserError
 
 SHRINKAGE = "the factor of the outputs"  # s, its name among the hyperparameters
@@ -62,11 +66,12 @@ def recorded_shrinkage(settings: RunConfig, start: StartPoint, max_steps: int) -
 
 
 class ShrunkOutputs(Callback):
-    """Shrinks the outputs after the last update of a run. log_shares_C: see `log_shares`."""
+    """Shrinks the outputs after the last update of a run. factor: s."""
 
-    def __init__(self, state: TrainState, max_steps: int, factor: float, log_shares_C: np.ndarray):
-        self.state, self.max_steps = state, max_steps
-        self.factor, self.log_shares_C = factor, log_shares_C
+    def __init__(self, run: Run, state: TrainState, factor: float):
+        self.state, self.max_steps, self.factor = state, run.max_steps, factor
+        labels = cast(TextDataset, run.data.dataset).labels["labels"]
+        self.log_shares_C = log_shares(labels, len(run.data.choice.config.labels))
 
     def is_due(self, update: Update) -> bool:
         return update.step >= self.max_steps

@@ -137,7 +137,9 @@ def test_numbers_far_from_0_are_learnt_like_those_near_it(numbers, files, tmp_pa
 
 
 def test_a_model_of_other_numbers_goes_on_from_what_it_has_learnt(files, tmp_path, capsys):
-    """Also where larger ones mean the opposite; numbers alike leave it as it is."""
+    """Also where larger ones mean the opposite; numbers alike leave it as it is. That is logged
+    after the settings of the run, which open the logs.
+    """
     learn_numbers(files, tmp_path, (0, 1), "--epochs", 16)
     (model,) = tmp_path.glob("*/regression/*/model.safetensors")
     for name, numbers in {"far": (1000, 5000), "opposite": (-300, -400), "alike": (0, 2)}.items():
@@ -147,6 +149,9 @@ def test_a_model_of_other_numbers_goes_on_from_what_it_has_learnt(files, tmp_pat
         flags = ("--init-checkpoint", model.parent, "--max-steps", 2, "--learning-rate", 1e-5)
         assert learn_numbers(files, folder, numbers, *flags) > 0.95
         assert ("was fitted to other numbers" in capsys.readouterr().out) == (name != "alike")
+        (log,) = folder.rglob("report.json")
+        first_record = log.read_text().splitlines()[0]
+        assert '"step": "PARAMETER"' in first_record and "starting_weights" in first_record
 
 
 def test_a_model_of_classes_has_no_numbers_to_scale(files, tmp_path, capsys):
