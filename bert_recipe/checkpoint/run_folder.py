@@ -35,13 +35,17 @@ class RunFolder:
     """`<output-dir>/<model>/<phase or task>[/seed-N or /fold-N]`, which the main process of a run
     locks until the end of the command.
 
+    phase: its place in the folder of the model.
     path: may not exist yet.
     distributed: the processes of the run.
     locks: unlocks it at the end.
     """
 
-    def __init__(self, path: Path, distributed: "DistributedContext", locks: ExitStack):
-        self.path, self.distributed, self.locks = path, distributed, locks
+    def __init__(
+        self, of_model: Path, phase: str, distributed: "DistributedContext", locks: ExitStack
+    ):
+        self.phase, self.path = phase, of_model / phase
+        self.distributed, self.locks = distributed, locks
         self.lock_held: FolderLock | None = None
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ them.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bert_recipe.checkpoint.identity import identity_of, refuse_other_runs
@@ -75,11 +76,13 @@ def folders_of(
     """The folder of each run, by its subfolder. Raises UserError if there are runs of another kind
     beside them: a single one, seeds or folds.
     """
-    parent = settings.trainer.checkpoint_folder / data.choice.name / data.task.name
+    of_model, task = settings.trainer.checkpoint_folder / data.choice.name, data.task.name
     if not settings.trainer.benchmark:
         kind = names[0].partition("-")[0]
-        runtime.distributed.on_main(partial(refuse_other_runs, parent, kind))
-    return {name: RunFolder(parent / name, runtime.distributed, runtime.locks) for name in names}
+        runtime.distributed.on_main(partial(refuse_other_runs, of_model / task, kind))
+    phases = {name: str(Path(task, name)) for name in names}
+    processes, locks = runtime.distributed, runtime.locks
+    return {name: RunFolder(of_model, phase, processes, locks) for name, phase in phases.items()}
 
 
 def make_run(
@@ -93,9 +96,8 @@ def make_run(
 ) -> Run:
     """A run of a command. arguments: those whose values are not as typed."""
     parallel, note = choose_strategies(settings, values, data.task, runtime)
-    phase = str(folder.path.relative_to(settings.trainer.checkpoint_folder / data.choice.name))
     changed = {**arguments, "compile": parallel.compile}
-    record = make_record(settings, phase, changed, start, data, values, runtime)
+    record = make_record(settings, folder.phase, changed, start, data, values, runtime)
     return Run(settings, folder, start, data, values, parallel, record, note)
 
 

@@ -47,7 +47,7 @@ def start_of(flags: dict, benchmark: bool = False) -> StartPoint:
     start, trainer = StartConfig(**flags), SimpleNamespace(benchmark=benchmark)
     settings = SimpleNamespace(start=start, trainer=trainer, prefix="model")
     with ExitStack() as locks:
-        folder = RunFolder(STEPS, DistributedContext(), locks)
+        folder = RunFolder(STEPS.parent, STEPS.name, DistributedContext(), locks)
         return decide_start(find_starts(start)[""], folder, settings)
 
 
