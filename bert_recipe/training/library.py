@@ -140,7 +140,7 @@ def train(
         trainer = make_trainer(model, task, dataset, settings, runtime, tokenizer)
         folder = trainer.run.folder.path
         open_report(settings, folder, runtime)
-        exit_code = train_run(trainer, runtime)
+        exit_code = train_run(trainer)
     if exit_code:
         raise SystemExit(exit_code)
     return folder / str(trainer.state.step)

@@ -170,11 +170,11 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
     incomplete, and the exit code.
     """
     trainer = build_trainer(run, runtime)
-    exit_code = train(trainer, runtime)
+    exit_code = train(trainer)
     if exit_code or not (trainer.is_finished or not run.saves):
         return None, exit_code
     if not run.data.sets:
-        return report_losses(trainer, runtime), 0
+        return report_losses(trainer), 0
     parallel, folder = trainer.parallel, run.folder.path
     model_folder = folder / str(trainer.best_step)
     if trainer.best_step != trainer.state.step:
@@ -193,9 +193,9 @@ def run_seed(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
     return scores, 0
 
 
-def train(trainer: Trainer, runtime: Runtime) -> int:
+def train(trainer: Trainer) -> int:
     """Trains; returns the exit code."""
-    run = trainer.run
+    run, runtime = trainer.run, trainer.runtime
     if run.saves:
         runtime.reporter.start(run.folder.path, trainer.state.step)
     if trainer.state.data_may_differ:
@@ -221,17 +221,17 @@ def report_best(trainer: Trainer) -> None:
     trainer.reporter.log((), {"best_step": best["step"]}, text)
 
 
-def report_losses(trainer: Trainer, runtime: Runtime) -> dict[str, float]:
+def report_losses(trainer: Trainer) -> dict[str, float]:
     """Keeps the last losses of training without a file to score: on the model cards, and those of a
     seed in its folder. Returns the results of the seed; {} for a single run.
     """
-    run = trainer.run
+    run, distributed = trainer.run, trainer.distributed
     results = last_results(trainer)
-    if "loss" in results and runtime.distributed.is_main and run.saves:
+    if "loss" in results and distributed.is_main and run.saves:
         add_losses_to_cards(trainer)
     if run.settings.num_seeds == 1:
         return {}
-    return runtime.distributed.on_main(partial(keep_results, run, results))
+    return distributed.on_main(partial(keep_results, run, results))
 
 
 def notes_before_training(trainer: Trainer) -> Iterator[str]:
