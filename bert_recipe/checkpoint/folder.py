@@ -217,6 +217,11 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
+def without_seed(folder: Path) -> Path:
+    """The folder of a run; of one of several seeds or folds, the one that has all of them."""
+    return folder.parent if SEED_FOLDER.fullmatch(folder.name) else folder
+
+
 def is_of_run(folder: Path) -> bool:
     """Whether a model folder is a step of a run or its best model, where the run wrote it."""
     if not (is_step(folder.name) or folder.name == BEST_FOLDER):

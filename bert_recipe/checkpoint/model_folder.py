@@ -12,6 +12,7 @@ from bert_recipe.checkpoint.folder import (
     find_model_folder,
     is_of_run,
     model_digest,
+    without_seed,
 )
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
 from bert_recipe.tokenization.files import find_tokenizer, read_settings
@@ -82,10 +83,7 @@ class ModelFolder:
         """
         parent = self.path.resolve().parent
         if is_of_run(self.path.resolve()):
-            run = parent
-            if run.name.startswith(("seed-", "fold-")):
-                run = run.parent
-            return run.parent.name
+            return without_seed(parent).parent.name
         if parent.name == "snapshots":  # models--<organization>--<name>/snapshots/<commit>
             return parent.parent.name.rpartition("--")[2]
         if self.path.name in ("", ".."):

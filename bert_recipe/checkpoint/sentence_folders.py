@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject, list_of, read_json
+from bert_recipe.utils.json_files import JsonObject, json_bytes, list_of, read_json
 
 # --help does not wait for packages that functions import.
 if TYPE_CHECKING:
@@ -155,9 +155,7 @@ class EmbeddingSettings:
             "default_prompt_name": self.default_prompt,
             "similarity_fn_name": "cosine",
         }
-        return {
-            name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()
-        }
+        return {name: json_bytes(value) for name, value in values.items()}
 
 
 def read_modules(folder: Path) -> list[JsonObject]:
@@ -206,9 +204,9 @@ def classifier_files(
         path = f"{index}_{kind}"
         class_name = f"sentence_transformers.models.{kind}"
         modules.append({"idx": index, "name": str(index), "path": path, "type": class_name})
-        files[f"{path}/config.json"] = json.dumps(config, indent=2).encode() + b"\n"
+        files[f"{path}/config.json"] = json_bytes(config)
         files[f"{path}/model.safetensors"] = save(tensors)
-    files[MODULES_FILE] = json.dumps(modules, indent=2).encode() + b"\n"
+    files[MODULES_FILE] = json_bytes(modules)
     return files
 
 

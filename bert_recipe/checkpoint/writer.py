@@ -48,7 +48,7 @@ from bert_recipe.utils.device import pin_memory
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import PeerError, UserError, error_message
 from bert_recipe.utils.files import publish_folder, temporary_path
-from bert_recipe.utils.json_files import JsonObject, read_json
+from bert_recipe.utils.json_files import JsonObject, json_bytes, read_json
 from bert_recipe.utils.memory import available_memory, process_memory
 
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ class Checkpoint:
         if self.architecture.endswith(CLASSIFIER) and self.config.is_number:
             config["sentence_transformers"] = RAW_NUMBER
         values = {CONFIG_FILE: config, self.prefix + PROGRESS_SUFFIX: self.progress}
-        files = {name: as_json(value) for name, value in values.items()}
+        files = {name: json_bytes(value) for name, value in values.items()}
         length = self.parts.max_length or self.config.max_length
         # text-embeddings-inference reads a tokenizer.json only.
         is_served = self.architecture.endswith(CLASSIFIER) or MODULES_FILE in self.parts.files
@@ -102,10 +102,6 @@ class Checkpoint:
         )
         card = card_of(self.architecture, self.config, self.record, self.parts, self.step)
         return {**files, CARD_FILE: card.signed().encode(), **self.parts.files}
-
-
-def as_json(value: JsonObject) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 class StageError(Exception):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_recipe.checkpoint.folder import SEED_FOLDER
+from bert_recipe.checkpoint.folder import without_seed
 from bert_recipe.reporting.comparison import (
     ScoreDifference,
     ScoredModel,
@@ -62,8 +62,7 @@ def comparison_cards(paths: Sequence[Path], runs: Sequence[Run]) -> list[Compari
     runs_of_task: dict[str, list[dict[str, Path]]] = {}
     for path in filter(Path.is_dir, paths):
         for seeds in find_runs(path):
-            folder = run_folder(seeds)
-            task = folder.parent.name if SEED_FOLDER.fullmatch(folder.name) else folder.name
+            task = without_seed(run_folder(seeds)).name
             runs_of_task.setdefault(task, []).append(seeds)
     cards = []
     for task, folders in runs_of_task.items():

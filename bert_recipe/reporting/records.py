@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_recipe.checkpoint.folder import SEED_FOLDER
+from bert_recipe.checkpoint.folder import without_seed
 from bert_recipe.metrics.dllogger_backends import PREFIX
 from bert_recipe.tasks.mistakes import MISTAKES
 from bert_recipe.utils.command_line import MAX_FLOAT32
@@ -107,7 +107,7 @@ class RunPhase:
 
     @property
     def run_folder(self) -> Path:
-        return run_folder_of(self.sessions[-1].file)
+        return without_seed(self.sessions[-1].file.absolute().parent)
 
     @property
     def title(self) -> str:
@@ -271,13 +271,7 @@ class LogFile(NamedTuple):
 
     @property
     def run_folder(self) -> Path:
-        return run_folder_of(self.path)
-
-
-def run_folder_of(log: Path) -> Path:
-    """The folder of the log, but of a seed or fold the one above it."""
-    folder = log.absolute().parent
-    return folder.parent if SEED_FOLDER.fullmatch(folder.name) else folder
+        return without_seed(self.path.absolute().parent)
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:

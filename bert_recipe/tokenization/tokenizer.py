@@ -44,7 +44,7 @@ from bert_recipe.utils.words import LONE_SURROGATE
 from bert_recipe.tokenization.layouts import Layout, bert_layout, is_bert_template
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject
+from bert_recipe.utils.json_files import JsonObject, json_bytes
 from bert_recipe.utils.words import is_accent
 
 # The library is imported by the methods that need it: runs from shards encode no text.
@@ -365,7 +365,7 @@ def load_tokenizer(
 def vocabulary_config(casing: dict[str, bool]) -> bytes:
     """The `tokenizer_config.json` that says the casing of the `vocab.txt` beside it."""
     settings = {"tokenizer_class": "BertTokenizer", **casing}
-    return json.dumps(settings, indent=2).encode() + b"\n"
+    return json_bytes(settings)
 
 
 def model_files(
@@ -397,4 +397,4 @@ def model_files(
         types = ("token_type_ids",) if takes_types else ()
         settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
     settings["model_max_length"] = max_length
-    return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}
+    return files | {TOKENIZER_CONFIG: json_bytes(settings)}

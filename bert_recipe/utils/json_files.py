@@ -58,6 +58,11 @@ def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
     write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
+def json_bytes(value: Any) -> bytes:
+    """`value` as the content of a JSON file in ASCII."""
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
 def json_digest(value: Any) -> str:
     """SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
