@@ -36,6 +36,7 @@ import report
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import RunConfig
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
+from bert_recipe.reporting.comparison import scores_of_seeds
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.reporting.paired_scores import LEVEL, holm, p_value_of, paired_part
 from bert_recipe.utils.command_line import (
@@ -122,17 +123,6 @@ def words_of(command: Sequence[str], setting: Setting, args: Arguments) -> list[
     given = {flag: value for flag, value in values.items() if value is not None}
     words = [str(word) for pair in given.items() for word in pair]
     return [*command, *words, "--resume-from-checkpoint"]
-
-
-def find_scores(folder: Path, args: Arguments) -> list[Path]:
-    """The file of each seed that has one."""
-    names = [f"seed-{seed}" for seed in range(args.seed, args.seed + args.num_seeds)]
-    if args.num_seeds == 1:
-        names = ["."]
-    files = [path for name in names for path in folder.glob(f"*/*/{name}/scores.json")]
-    if len(files) > len(names):
-        raise UserError(f"{folder} has the scores of several models: choose another --output-dir")
-    return files
 
 
 def recorded_setting(scores_file: Path) -> Setting:
@@ -236,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_line(f"setting {number}: {setting.name}")
         folder = args.output_dir / setting.name
         exit_code = parts_of(program).main(words_of(command, setting, args))
-        files = find_scores(folder, args)
+        files = scores_of_seeds(folder, args.seed, args.num_seeds)
         if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
             return exit_code
         recorded = recorded_setting(files[0])

@@ -91,6 +91,21 @@ def only_run(path: Path) -> dict[str, Path]:
     return runs[0]
 
 
+def scores_of_seeds(output_dir: Path, first: int, count: int) -> list[Path]:
+    """SCORES_FILE of each seed of a command with this --output-dir that has one; a single seed has
+    it in the folder of the run itself. Raises UserError if there are those of several models.
+    """
+    names = [""] if count == 1 else [f"seed-{seed}" for seed in range(first, first + count)]
+    patterns = [str(Path("*", "*", name, SCORES_FILE)) for name in names]
+    files = [path for pattern in patterns for path in output_dir.glob(pattern)]
+    runs = {str(Path(*file.relative_to(output_dir).parts[:2])) for file in files}
+    if len(runs) > 1:
+        raise UserError(
+            f"{output_dir} has the scores of {', '.join(sorted(runs))}: keep those of one there"
+        )
+    return files
+
+
 def run_folder(seeds: Mapping[str, Path]) -> Path:
     """The folder of a run, in which its seeds or folds have theirs. seeds: those by name, such as
     `seed-1`, or the run's own folder with the name "" (see `find_runs`).

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_recipe.config import RunConfig
+from bert_recipe.reporting.comparison import scores_of_seeds
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.files import write_atomically
@@ -103,20 +104,8 @@ def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[f
     defaults = f"--seed {RunConfig.seed} --num-seeds 1"
     words = f"{defaults} {command.replace('--num_', '--num-')}"
     values = dict(re.findall(r"--(seed|num-seeds)[ =](-?\d+)", words))  # the last ones count
-    first, count = int(values["seed"]), int(values["num-seeds"])
-    names = ["."]
-    if count > 1:
-        names = [f"seed-{seed}" for seed in range(first, first + count)]
-    files: list[Path] = []
-    for name in names:
-        files += sorted(folder.glob(f"*/*/{name}/scores.json"))
-    models = {file.relative_to(folder).parts[0] for file in files}
-    if len(models) > 1:
-        raise UserError(
-            f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there"
-        )
     results = []
-    for file in files:
+    for file in scores_of_seeds(folder, int(values["seed"]), int(values["num-seeds"])):
         scores = read_json(file, "the scores", dict.fromkeys(metrics, float))
         results.append(100 * statistics.mean(scores[name] for name in metrics))
     return results
