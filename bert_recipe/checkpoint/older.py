@@ -6,15 +6,10 @@ from pathlib import Path
 
 from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
-    FORMAT_VERSION,
-    MANIFEST_FILE,
-    PROGRESS_SUFFIX,
-    checkpoint_steps,
     has_weights,
     model_digest,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import remove
 from bert_recipe.utils.json_files import JsonObject, list_of, read_json
 
 # In the folder of steps.
@@ -23,15 +18,6 @@ OLD_FILES = (OLD_RECORD, OLD_EVALUATIONS)
 # What is read of the progress file of a checkpoint.
 OLD_PROGRESS = {"step": int, "seed": int, "data": str | None, "evaluated_step": int | None}
 NO_SCORES = ("model", "development_data")  # of an evaluation
-
-
-def is_older(step: Path) -> bool:
-    """Whether a checkpoint is of such a version."""
-    path = step / MANIFEST_FILE
-    if not path.is_file():  # a model that somebody has changed, see verify_checkpoint
-        return False
-    version = read_json(path, "the manifest", {"format_version": int})["format_version"]
-    return version < FORMAT_VERSION
 
 
 def old_values(step: Path, progress: JsonObject) -> JsonObject:
@@ -82,13 +68,3 @@ def old_best(parent: Path, step: int) -> Path | None:
         if evaluation["step"] == step
     }
     return best if model_digest(best) in models else None
-
-
-def remove_old_files(parent: Path) -> None:
-    """Removes the files of such a version from a folder of steps, once no checkpoint needs them."""
-    files = [parent / name for name in OLD_FILES if (parent / name).is_file()]
-    steps = [parent / str(step) for step in checkpoint_steps(parent)]
-    resumable = [step for step in steps if any(step.glob(f"*{PROGRESS_SUFFIX}"))]
-    if not any(is_older(step) for step in resumable):
-        for file in files:
-            remove(file)

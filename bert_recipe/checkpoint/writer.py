@@ -30,7 +30,6 @@ from bert_recipe.checkpoint.model_card import (
     ModelParts,
     card_of,
 )
-from bert_recipe.checkpoint.older import remove_old_files
 from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.rows import (
     FileLayout,
@@ -313,7 +312,6 @@ class CheckpointWriter:
         kill may have prevented it. For the main process.
         """
         remove_old_checkpoints(parent, step, KEPT_CHECKPOINTS, self.keep_every)
-        remove_old_files(parent)
 
     def _link_best(self, folder: Path, checkpoint: Checkpoint) -> None:
         if self.distributed.is_main:
