@@ -81,7 +81,7 @@ def choose_model(selection: ModelSelection, source: ModelFolder | None = None) -
     architecture.
     """
     name = model_name(selection, source)
-    config = with_options(choose_config(selection, source), selection, name)
+    config = with_options(choose_config(selection, source, name), selection, name)
     tokenizer = choose_tokenizer(selection, source, name)
     check_vocab_size(tokenizer, config)
     try:
@@ -114,16 +114,17 @@ def model_name(selection: ModelSelection, source: ModelFolder | None = None) -> 
     return selection.given_name or DEFAULT_BERT_MODEL
 
 
-def choose_config(selection: ModelSelection, source: ModelFolder | None) -> ModelConfig:
-    """The config of --config-file, else of --bert-model, else of the starting model `source`."""
-    if selection.config_file is not None:
-        return read_config(selection.config_file)
+def choose_config(selection: ModelSelection, source: ModelFolder | None, name: str) -> ModelConfig:
+    """The config of the starting model `source`, of --config-file, or of the model `name` in
+    bert_configs/.
+    """
     if gives_config(source, selection):
         return source.config
-    name = selection.name or DEFAULT_BERT_MODEL
-    if name != CUSTOM:
-        return read_config(CONFIGS / f"{name}.json")
-    raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
+    if selection.config_file is None and name == CUSTOM:
+        raise UserError(
+            "--bert-model custom needs --config-file: give the architecture's JSON file"
+        )
+    return read_config(selection.config_file or CONFIGS / f"{name}.json")
 
 
 def with_options(config: ModelConfig, selection: ModelSelection, name: str) -> ModelConfig:
