@@ -230,7 +230,7 @@ def predict_file(model: LoadedModel, args: Arguments) -> None:
         encode_table(target, rows)  # what it cannot store is refused here
     parts = target.with_name(f"{target.name}.parts")
     with closing(lock_folder(parts)):
-        folder = parts / json_digest(identity_of(model, args))[:16]
+        folder = parts / json_digest(identity_of(model, args))
         predicted = predict_rows(model, placed, columns, folder)
         if target.suffix == ".npy":
             write_vectors(target, predicted)

@@ -128,7 +128,7 @@ def link_model(folder: Path, step: Path) -> None:
 
 def model_digest(folder: Path) -> str:
     """Identifies the weights of a folder with a manifest."""
-    return json_digest(read_manifest(folder)[MODEL_FILE])[:16]
+    return json_digest(read_manifest(folder)[MODEL_FILE])
 
 
 def verify_checkpoint(folder: str | Path, with_state: bool = True) -> None:

@@ -151,4 +151,4 @@ class ModelFolder:
         from bert_recipe.checkpoint.weight_files import weight_paths
 
         paths = weight_paths(self.path, MODEL_FILE)  # what is read, not what lies beside
-        return json_digest([file_digest(path) for path in paths])[:16]
+        return json_digest([file_digest(path) for path in paths])

@@ -91,7 +91,7 @@ class PretrainingDataset:
             }
             shards.append([len(shard), shard.digest, stored])
         content = [self.sequence_length, self.shards[0].max_masked, shards]
-        return "rows:" + json_digest(content)[:16]
+        return "rows:" + json_digest(content)
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
         """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a
@@ -317,7 +317,7 @@ def files_digest(datasets: list[PretrainingDataset]) -> str:
     digests do not read.
     """
     statuses = [shard.path.stat() for dataset in datasets for shard in dataset.shards]
-    return json_digest([[status.st_size, status.st_mtime_ns] for status in statuses])[:16]
+    return json_digest([[status.st_size, status.st_mtime_ns] for status in statuses])
 
 
 def verify_checksums(

@@ -254,7 +254,7 @@ class FineTuningTask(Task, Protocol):
         }
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
-        reading = json_digest([scored_set.dataset.digest() for scored_set in scored_sets])[:16]
+        reading = json_digest([scored_set.dataset.digest() for scored_set in scored_sets])
         chosen = self.options.metric_for_best_model
         metric = {} if chosen is None else {"--metric-for-best-model": chosen}
         return DevelopmentData(self.development_digest(), reading, self.post_processing | metric)
@@ -280,7 +280,7 @@ class FineTuningTask(Task, Protocol):
         ]
         if self.split is not None:
             parts.append(self.split.settings())
-        return json_digest(parts)[:16]
+        return json_digest(parts)
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         """The config of the task's model."""

@@ -108,7 +108,7 @@ class PretrainingOptions(PretrainingConfig, TaskOptions):
             what_is_evaluated: list[str | int | None] = [digest, None]
             if self.max_eval_samples is not None:
                 what_is_evaluated.append(self.max_eval_samples)
-            development = DevelopmentData(json_digest(what_is_evaluated)[:16])
+            development = DevelopmentData(json_digest(what_is_evaluated))
         return TaskData(
             task,
             with_casing(choice, dataset),

@@ -41,7 +41,6 @@ from bert_recipe.tasks.mistakes import without_mistakes
 from bert_recipe.tasks.task import PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
-from bert_recipe.training.run import DIGITS
 from bert_recipe.training.setup import open_report
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import JsonObject, write_json
@@ -73,7 +72,7 @@ def predict_only(config: RunConfig, options: FineTuningOptions, runtime: Runtime
         FLOAT32_LINEAR: float32_library(),
     }
     if digest is not None:
-        settings["starting_weights"] = digest[:DIGITS]
+        settings["starting_weights"] = digest
     runtime.reporter.log("PARAMETER", settings)
     model_config = task.configure(choice.config)
     parallel = load_fine_tuned(task.head, model_config, folder, runtime, config.parallel)

@@ -24,8 +24,6 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
 from bert_recipe.utils.json_files import JsonObject
 
-DIGITS = 16  # of a digest that is logged
-
 
 @dataclass(frozen=True)
 class TrainingValues:
@@ -131,8 +129,7 @@ class Run:
         settings = self.record.arguments | {"SEED": self.record.seed}
         if self.saves:
             # Paths do not tell models apart: their content may change.
-            weights = identity[WEIGHTS]
-            settings["starting_weights"] = weights and weights[:DIGITS]
+            settings["starting_weights"] = identity[WEIGHTS]
         if self.values.shrinkage is not None:
             settings["shrinkage"] = self.values.shrinkage
         batch_size = self.values.loader.batch_size

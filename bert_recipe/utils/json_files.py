@@ -64,8 +64,9 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_digest(value: Any) -> str:
-    """SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    """Identifies a JSON value: 16 digits of its SHA-256."""
+    content = json.dumps(value, sort_keys=True, default=str).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def list_of(kind: Any) -> GenericAlias:

@@ -404,7 +404,7 @@ def retrieval(tuples: TextTuples, vectors: Vectors, max_queries: int | None = No
     texts = tuples.originals
     positives_of_all = [positive for _, positive in tuples.rows]
     corpus = np.unique([*positives_of_all, *tuples.corpus])
-    digest = json_digest(sorted(texts[text] for text in corpus))[:16]
+    digest = json_digest(sorted(texts[text] for text in corpus))
     # One more than the cutoff, since the nearest text may be the anchor itself.
     nearest_texts = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
     rows = []
