@@ -2,7 +2,7 @@
 size, without pooler. Fine-tuning drops the discriminator's own head. The head for masked words is
 the generator's.
 
-Legend: M masked tokens, N sequences, T tokens in the stream, R tokens of the output, E hidden size.
+Legend: M masked tokens, T tokens in the stream, E hidden size.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,6 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from bert_recipe.model.attention import PreparedAttention
 from bert_recipe.model.encoders import heads
 from bert_recipe.model.encoders.bert import (
     BertConfig,
@@ -20,6 +19,7 @@ from bert_recipe.model.encoders.bert import (
     make_norm,
 )
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, OutputBias, Transform
+from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.json_files import JsonObject
 
 
@@ -77,16 +77,11 @@ class ElectraModel(ElectraPreTrainedModel, BertModel):
             modules.append(self.embeddings_project)
         return modules
 
-    def encode(
-        self,
-        hidden_TE: Tensor,
-        attentions: list[PreparedAttention],
-        output_R: Tensor | None = None,
-        states: list[Tensor] | None = None,
-    ) -> Tensor:
+    def embed(self, stream: TokenStream) -> Tensor:
+        hidden_TE = super().embed(stream)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_TE = self.embeddings_project(hidden_TE)
-        return super().encode(hidden_TE, attentions, output_R, states)
+        return hidden_TE
 
 
 class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
