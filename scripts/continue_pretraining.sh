@@ -10,7 +10,7 @@ source "$root/scripts/common.sh"
 
 PRESETS=decayed_checkpoint,stable_checkpoint
 OBJECTIVES=masked_words,neighbours
-# Masked words may make a model of sentence embeddings worse (docs/continue_pretraining.md). Its folder has a modules.json, or
+# Masked words may make a model of sentence embeddings worse. Its folder has a modules.json, or
 # the folders of its steps have.
 objective=masked_words
 if [[ -d ${1:-} && -n $(find -H "$(as_path "$1")" -maxdepth 2 -name modules.json -print -quit) ]]; then objective=neighbours; fi

@@ -26,7 +26,7 @@ ARGUMENTS=(
   "vocab_file                   | None                           | text               | vocabulary; None: that of init_checkpoint or BERT_MODEL"
   "config_file                  | None                           | text               | architecture; None: that of init_checkpoint or BERT_MODEL"
   "out_dir                      | $results_dir/$folder           | text               | results go to OUT_DIR/MODEL/TASK"
-  "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (docs/fine_tuning.md)"
+  "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (run_glue.py --help lists them)"
   "num_gpu                      | all                            | gpus               | GPUs of this node; 0: run on the CPU; all: see below"
   "batch_size                   | 16                             | positive_int       | sequences per GPU and update"
   "gradient_accumulation_steps  | 1                              | positive_int       | micro-batches that batch_size is divided into"

@@ -46,7 +46,7 @@ def fine_tuning_defaults(
     for tags of words, most of which are O. The best rate falls as 1 / width (Yang et al., 2022,
     "Tensor Programs V"); wider encoders are also deeper, and published rates fall faster: up to
     3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019),
-    2.4e-5 for BERT-large (NVIDIA). The power is fitted (docs/defaults.md). A fifth of that for
+    2.4e-5 for BERT-large (NVIDIA). The power is fitted (scores: docs/defaults.md). A fifth for
     embeddings, which have no new layer to train: with the whole, what was learned is forgotten.
 
     Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning

@@ -2,7 +2,7 @@
 #
 #   python3 run_pretraining.py $(source scripts/configs/continue_config.sh && decayed_checkpoint) --init-checkpoint FOLDER ...
 #
-# Learning rates are for base models; halve them for large ones. docs/continue_pretraining.md has the sources.
+# Learning rates are for base models; halve them for large ones. They are advice, not measured (docs/continue_pretraining.md).
 # shellcheck shell=bash
 
 # A released model, such as BERT, RoBERTa or ModernBERT on the hub: its learning rate has decayed. Warm up again, hold, decay.
