@@ -120,3 +120,26 @@ def test_a_file_that_would_change_what_a_model_says_is_refused(trained, tmp_path
     (step / "manifest.json").unlink()
     assert ModelFolder.find(step).path == step
     assert read_json(trained / "results" / "model" / "classification" / "2" / "manifest.json")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/choose_a_model.md"])
+def test_a_download_as_pages_say_has_all_that_is_read(page, monkeypatch):
+    """Each value after the first of an option would be a file to download instead."""
+    huggingface_hub = pytest.importorskip("huggingface_hub", minversion="1.0")
+    from huggingface_hub.cli.hf import app
+
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.cli.download.snapshot_download",
+        lambda **options: asked.update(options) or "folder",
+    )
+    (command,) = re.findall(r"^hf (download .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    app(shlex.split(command), standalone_mode=False)
+    needed = {"config.json", "modules.json", "1_Pooling/config.json", "tokenizer.json"}
+    needed |= {"vocab.txt", "model.safetensors", "model-00001-of-00002.safetensors"}
+    others = {"pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "flax_model.msgpack"}
+    others |= {"rust_model.ot", "openvino/openvino_model.xml", "README.md", ".gitattributes"}
+    chosen = huggingface_hub.utils.filter_repo_objects(
+        needed | others, allow_patterns=asked["allow_patterns"]
+    )
+    assert set(chosen) == needed
