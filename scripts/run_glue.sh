@@ -88,9 +88,9 @@ if (($# == 0)); then
   # shellcheck source=setup_environment.sh
   source "$root/scripts/setup_environment.sh" use
   [[ -d $data_dir ]] || python3 "$root/data/prepare.py" download glue --tasks mrpc
-  hf_download=(hf download google-bert/bert-base-uncased --local-dir bert-base-uncased)
-  if [[ ! -d $init_checkpoint ]] && ! { command -v hf >/dev/null && "${hf_download[@]}"; }; then
-    fail "the model $init_checkpoint is not here: pip install huggingface_hub, then ${hf_download[*]}"
+  hf_download="hf download google-bert/bert-base-uncased --local-dir bert-base-uncased --include '*.[jst]*'"
+  if [[ ! -d $init_checkpoint ]] && ! { command -v hf >/dev/null && eval "$hf_download"; }; then
+    fail "the model $init_checkpoint is not here: pip install huggingface_hub, then $hf_download"
   fi
 fi
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
