@@ -19,5 +19,5 @@ from bert_recipe.optimization.lamb import Lamb
 # Orthogonalized updates of whole matrices, AdamW for the rest, and their groups
 from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
 
-# torch's own; bert_recipe/optimization/adamw.py is how a run makes it
-from torch.optim import AdamW
+# torch's, which takes sparse gradients of word embeddings, too
+from bert_recipe.optimization.adamw import AdamW

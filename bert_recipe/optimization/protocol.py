@@ -123,10 +123,23 @@ class OptimizerSpec:
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The gradients of all parameters of `optimizer`, in group order."""
-    return [
-        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-    ]
+    """The gradients of all parameters of `optimizer`, in group order; of sparse ones the rows."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    grads = [p.grad for p in params if p.grad is not None]
+    return [row_sums(grad).values() if grad.is_sparse else grad for grad in grads]
+
+
+def row_sums(gradient: Tensor) -> Tensor:
+    """A sparse gradient with each row once. Of one micro-batch, the sums are those of a dense
+    gradient to the bit; those of `coalesce` have another order.
+    """
+    if gradient.is_coalesced():
+        return gradient
+    rows, places = gradient._indices()[0].unique(return_inverse=True)
+    sums = torch.ops.aten.embedding_dense_backward(gradient._values(), places, len(rows), -1, False)
+    return torch.sparse_coo_tensor(
+        rows[None], sums, gradient.shape, check_invariants=False, is_coalesced=True
+    )
 
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:

@@ -24,6 +24,7 @@ import bert_recipe.checkpoint.writer
 import run_pretraining
 from bert_recipe.checkpoint.folder import checkpoint_steps, verify_checkpoint
 from bert_recipe.checkpoint.writer import CheckpointWriter
+from bert_recipe.optimization import adamw
 from bert_recipe.optimization.protocol import OptimizerSpec, StateLayout, StateTensor, adam_state
 from bert_recipe.optimization.registry import SPECS
 from bert_recipe.training.trainer import Trainer
@@ -311,7 +312,7 @@ def test_storage_that_not_all_nodes_see_is_one_error_line(
     assert not list(folders[0].rglob(".probe-*"))
 
 
-class AdamW(torch.optim.AdamW):
+class AdamW(adamw.AdamW):
     """With a vector per parameter that every rank has, such as a factor of a preconditioner."""
 
     def step(self) -> None:
@@ -327,7 +328,7 @@ def state_with_factors(model, shapes) -> StateLayout:
 
 def pretrain_with_factors(*commands: Command) -> int:
     make = SPECS["AdamW"].make
-    torch.optim.AdamW = AdamW
+    adamw.AdamW = AdamW
     SPECS["AdamW"] = OptimizerSpec(make, state_with_factors)
     return pretrain(*commands)
 

@@ -18,6 +18,7 @@ from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.model.encoders.distilbert import DistilBertConfig, DistilBertForMaskedLM
 from bert_recipe.model.encoders.electra import ElectraConfig, ElectraForMaskedLM
 from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
+from bert_recipe.optimization.adamw import MAX_SHARE, AdamW
 from bert_recipe.optimization.lamb import Lamb
 from bert_recipe.optimization.muon import POLAR_EXPRESS, orthogonalize
 from bert_recipe.optimization.norms import total_norm
@@ -379,3 +380,36 @@ def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_
                 p.detach(), theirs[name].detach(), rtol=1e-6, atol=1e-7, msg=name
             )
     assert matrices == (9 if "ModernBert" in type(model).__name__ else 13)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sparse_gradients_of_a_table_give_the_bits_of_dense_ones(weight_decay):
+    table = torch.randn(600, 48, generator=torch.Generator().manual_seed(0))
+    options = {"lr": torch.tensor(1e-2), "weight_decay": weight_decay, "fused": True}
+    dense, sparse = (torch.nn.Parameter(table.clone()) for _ in range(2))
+    of_torch, ours = torch.optim.AdamW([dense], **options), AdamW([sparse], **options)
+    shares = []
+    for step in range(24):
+        generator = torch.Generator().manual_seed(step)
+        # More and more rows, of which many occur several times.
+        ids = (torch.rand(40, generator=generator) ** 3 * 600 * (step + 1) / 24).long()
+        grad = torch.randn(40, 48, generator=generator)
+        of_torch.zero_grad()
+        nn.functional.embedding(ids, dense).backward(grad)
+        if step != 9:  # then another micro-batch of the same update has a dense gradient
+            ours.zero_grad()
+            nn.functional.embedding(ids, sparse, sparse=True).backward(grad)
+        else:
+            sparse.grad = dense.grad.clone()
+        if step == 12:  # as of a checkpoint, in which another row has moments
+            assert shares[-1] < MAX_SHARE
+            for key in ("exp_avg", "exp_avg_sq"):
+                of_torch.state[dense][key][-1] = 1.0
+                ours.state[sparse][key].copy_(of_torch.state[dense][key].clone())
+        for optimizer in (of_torch, ours):
+            apply_step(optimizer, torch.tensor(1.7), torch.tensor(float(step == 5)))
+        assert torch.equal(dense, sparse), step
+        for key, value in of_torch.state[dense].items():
+            assert torch.equal(value, ours.state[sparse][key]), (step, key)
+        shares.append((ours.state[sparse]["exp_avg"] != 0).any(1).double().mean())
+    assert shares[0] < MAX_SHARE < shares[-1]

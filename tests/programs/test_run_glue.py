@@ -29,6 +29,7 @@ from transformers import pipeline
 import inference
 import report
 import run_glue
+from bert_recipe.training import setup
 from bert_recipe.utils.errors import UserError
 
 
@@ -495,3 +496,17 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
         assert read_json(two / "scores.json") == read_json(one / "scores.json")
         assert evaluations(one) == evaluations(two)
+
+
+def test_word_embeddings_with_sparse_gradients_are_those_with_dense_ones(
+    files, tmp_path, monkeypatch
+):
+    flags = (*sst_2(files, "--do-train"), "--max-grad-norm", 1e9)
+    assert run(files, tmp_path / "sparse", *flags, "--steps-this-run", 5) == 0
+    assert run(files, tmp_path / "sparse", *flags, "--resume-from-checkpoint") == 0
+    monkeypatch.setattr(setup, "takes_sparse_gradient", lambda *_: False)
+    assert run(files, tmp_path / "dense", *flags) == 0
+    (sparse,), (dense,) = (
+        list((tmp_path / name).rglob("48/model.safetensors")) for name in ("sparse", "dense")
+    )
+    assert sparse.read_bytes() == dense.read_bytes()
