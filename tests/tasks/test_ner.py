@@ -235,6 +235,25 @@ def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_p
     assert [place for place, line in enumerate(lines) if line.endswith("B-LOC")] == [4]
 
 
+def test_words_without_tokens_neither_begin_nor_end_an_entity(tmp_path):
+    """They have no tag to predict; an entity of such a word alone is missed."""
+    words = ["\x07", "Anna", "\x07", "Smith", "\x07", "in", "\x07"]
+    tags = ["B-PER", "I-PER", "I-PER", "I-PER", "I-PER", "O", "B-LOC"]
+    sentences = read_sentences(write_conll(tmp_path / "a.txt", [(words, tags)]), True)
+    dataset = TaggedDataset(sentences, TOKENIZER, 64, LABELS)
+    assert dataset.unit_tags() == [["B-PER", "I-PER", "O"]]
+    logits = np.zeros((len(dataset.input_ids), len(LABELS)))
+    learnt = [LABELS.index(tag) for tag in dataset.unit_tags()[0]]
+    logits[dataset.first_tokens, learnt] = 1
+    task = TokenClassificationTask(TokenClassificationOptions(), labels=LABELS)
+    scores = task.score(dataset, logits, tmp_path)
+    assert (scores["precision"], scores["recall"], scores["accuracy"]) == (1, 0.5, 1)
+    assert scores["per_class"]["PER"]["f1"] == 1 and scores["per_class"]["LOC"]["support"] == 1
+    task.write(dataset, logits, tmp_path)
+    lines = (tmp_path / "predictions.tsv").read_text().splitlines()
+    assert [line.rpartition("\t")[2] for line in lines[:-1]] == ["O", *tags[:1], *tags[2:4], *"OOO"]
+
+
 def scores_of(expected: list[list[str]], predicted: list[list[str]]) -> dict:
     return entity_scores(*([entities(tags) for tags in side] for side in (expected, predicted)))
 

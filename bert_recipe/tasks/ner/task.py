@@ -322,8 +322,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
             scores = entity_scores(self.entities(dataset, expected), predicted_entities)
             scores = {"per_class": scores["per_class"]}
         else:
-            true_entities = [sentence.entities for sentence in dataset.sentences]
-            scores = entity_scores(true_entities, predicted_entities)
+            scores = entity_scores(dataset.entities(), predicted_entities)
             # Of any tags, those that mark the entities that they were read as.
             predicted = list(map(tags_of, predicted_entities, dataset.bounds))
         return {"accuracy": accuracy(expected, predicted)} | scores

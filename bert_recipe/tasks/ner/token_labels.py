@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_recipe.model.token_stream import IGNORED_LABEL
 from bert_recipe.tasks.ner.files import Sentence
-from bert_recipe.tasks.ner.tags import tags_of
+from bert_recipe.tasks.ner.tags import Entity, has_classes, tags_of
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
 from bert_recipe.utils.words import is_unspaced, split_words, word_spans
 
@@ -165,13 +165,31 @@ class TaggedDataset(SequenceDataset):
 
     def unit_tags(self) -> list[list[str]]:
         """The tags of the units of each sentence, whose tags must be known."""
-        unit_tags = []
-        for sentence, bounds in zip(self.sentences, self.bounds, strict=True):
-            if sentence.text is None:
-                unit_tags.append([sentence.tags[word] for word, _ in bounds])
-            else:
-                unit_tags.append(tags_of(sentence.entities, bounds))
-        return unit_tags
+        if has_classes(chain(*(sentence.tags for sentence in self.sentences))):
+            return [
+                [sentence.tags[word] for word, _ in bounds]
+                for sentence, bounds in zip(self.sentences, self.bounds, strict=True)
+            ]
+        return list(map(tags_of, self.entities(), self.bounds))
+
+    def entities(self) -> list[set[Entity]]:
+        """Those of each sentence. Words without tokens, such as characters of control, have no tag
+        to learn or to predict, so that no entity begins or ends with one; those of such words alone
+        stay.
+        """
+        return [
+            set(sentence.spans)
+            if sentence.text is not None
+            else {within_units(entity, bounds) for entity in sentence.entities}
+            for sentence, bounds in zip(self.sentences, self.bounds, strict=True)
+        ]
+
+
+def within_units(entity: Entity, bounds: Sequence[tuple[int, int]]) -> Entity:
+    """An entity of words without those at its edges that are no units, if any word is one."""
+    kind, start, stop = entity
+    units = [word for word, _ in bounds if start <= word < stop]
+    return (kind, units[0], units[-1] + 1) if units else entity
 
 
 def are_segmented(sentences: Sequence[Sentence]) -> bool:
