@@ -36,6 +36,7 @@ def read_rows(
     columns: Sequence[str] | None = None,
     header: Sequence[str] | None = None,
     exact: bool = False,
+    keeps_empty: bool = False,
 ) -> Iterator[tuple[int, Row]]:
     """Yields the number of each row's first line and its values by column, strings in CSV and TSV.
     A row with more cells than the header is bad.
@@ -44,7 +45,8 @@ def read_rows(
         all of them.
     header: columns of a CSV or TSV file without a header.
     exact: with it, a row with fewer cells than the header is bad, and one with empty cells only is
-        left out; without it, the last columns of a shorter row are left out.
+        left out, unless it `keeps_empty` rows, as where all have a prediction; without it, the last
+        columns of a shorter row are left out.
     """
     readers = {".jsonl": read_json_lines, ".json": read_json_list, ".parquet": read_parquet}
     if file.has_flags:
@@ -52,7 +54,7 @@ def read_rows(
     if file.format in readers:
         yield from readers[file.format](file, columns)
     elif file.format in TABLES:
-        yield from read_delimited(file, columns, header, exact)
+        yield from read_delimited(file, columns, header, exact, keeps_empty)
     else:
         file.open().close()  # a missing file is another error
         raise UserError(
@@ -62,7 +64,11 @@ def read_rows(
 
 
 def read_delimited(
-    file: TextFile, columns: Sequence[str] | None, header: Sequence[str] | None, exact: bool
+    file: TextFile,
+    columns: Sequence[str] | None,
+    header: Sequence[str] | None,
+    exact: bool,
+    keeps_empty: bool,
 ) -> Iterator[tuple[int, Row]]:
     """The rows of CSV and TSV, as `read_rows` describes them."""
     if header is None and (delimiter := found_delimiter(file)):
@@ -82,7 +88,8 @@ def read_delimited(
             return
     repeats = 0
     for number, cells in rows:
-        if exact and len(cells) > 1 and not any(cells):  # as spreadsheets write an empty row
+        is_empty = len(cells) > 1 and not any(cells)  # as spreadsheets write an empty row
+        if exact and is_empty and not keeps_empty:
             continue
         if has_header and is_header_again(cells, header):
             repeats += 1
@@ -199,14 +206,14 @@ def read_texts(
 
     columns: those that each row must have, with a string.
     others: further ones that each row must have, with any value.
-    is_whole: rows with all columns of the table, for programs that write them, too.
+    is_whole: all rows with all columns of the table, for programs that write them, too.
     bad: takes the rows that are not so; by default these raise UserError.
     """
     bad_rows = BadRows(path) if bad is None else bad
     file = TextFile(path, bad_rows.add, table_format)
     rows = []
     needed = None if is_whole else (*columns, *others)
-    for number, row in read_rows(file, needed, exact=True):
+    for number, row in read_rows(file, needed, exact=True, keeps_empty=is_whole):
         problem = absent_column(row, (*columns, *others))
         if problem is not None:
             bad_rows.add(file.where(number), problem)

@@ -5,6 +5,7 @@ import pytest
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import label_values
+from bert_recipe.tasks.predicted_rows import read_table
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.output_tables import encode_table
@@ -50,6 +51,16 @@ def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark, 
     assert f"note: {tmp_path / 'a.csv'}: its columns are separated by {mark!r}" in (
         capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_an_empty_row_has_a_prediction_so_that_rows_keep_their_places(tmp_path, capsys, name):
+    mark = {"a.csv": ",", "a.tsv": "\t"}[name]
+    lines = [("text", "n"), ("good", "1"), ("", ""), ("bad", "3"), ("", "")]
+    (tmp_path / name).write_text("".join(mark.join(cells) + "\n" for cells in lines))
+    rows = [row for _, row in read_table(tmp_path / name, ["text"])]
+    assert [(row["text"], row["n"]) for row in rows] == lines[1:]
+    assert "2 rows have an empty text: lines 3, 5" in capsys.readouterr().out
 
 
 def test_numbers_may_have_a_decimal_comma(tmp_path):
