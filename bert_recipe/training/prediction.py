@@ -135,6 +135,7 @@ def predict_all(
     parallel.prepare_for_inference(runtime.precision.dtype)
     has_scored = any(prediction_set.is_scored for prediction_set in sets)
     scores: dict[str, Any] = {}
+    warnings: list[str] = []
     for prediction_set in sets:
         # The last figures in the log are those of the scored set.
         is_logged = prediction_set.is_scored or not has_scored
@@ -143,6 +144,9 @@ def predict_all(
             logits = calibrated(logits, model_folder)
         if writes:
             scores |= prediction_set.finish(logits, folder)
+            warnings += filter(None, [scores.pop(WARNING, None)])
+    if warnings:
+        scores[WARNING] = "; ".join(warnings)
     if scores:
         report_scores(scores, task, folder, runtime)
         # Later, so that nothing keeps the scores from being written.

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -318,3 +319,10 @@ def test_one_class_for_all_rows_is_said(glue_files, tmp_path, capsys):
     assert run(glue_files, tmp_path, *flags, "--learning-rate", 1) == 0
     _, _, after = capsys.readouterr().out.partition("classification dev: ")
     assert "warning: all 21 rows have the same prediction" in after
+
+
+def test_one_class_for_all_rows_is_said_of_each_file(glue_files, tmp_path, capsys):
+    mnli = ("--task-name", "MNLI", "--data-dir", glue_files / "MNLI", "--do-train", "--do-eval")
+    assert run(glue_files, tmp_path, *mnli, "--max-steps", 1, "--learning-rate", 1) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "same prediction" in line]
+    assert re.match(r"warning: matched: all \d+ rows .*; mismatched: all \d+ rows have", line)

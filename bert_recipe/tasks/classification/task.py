@@ -409,7 +409,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if folder is None:
             return scores
         if warning := constant_prediction(logits_nC, values, self.spec):
-            scores[WARNING] = warning
+            scores[WARNING] = f"{set_name}: {warning}" if set_name else warning
         path, mistakes = write_scored(
             folder,
             examples,
