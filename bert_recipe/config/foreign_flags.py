@@ -289,7 +289,8 @@ TABLE = (
         programs=(FINE_TUNING,),
     ),
     Row(
-        "--sentence2_key --text_pair --positive_column --passage_column",
+        "--sentence2_key --text_pair --positive_column --passage_column --second_text_column "
+        "--text_column_2 --text2_column --text_b_column",
         "use --pair-column",
         programs=(FINE_TUNING,),
     ),

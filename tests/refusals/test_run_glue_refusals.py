@@ -94,6 +94,7 @@ COMMAND_LINES = [
 ]
 TASKS = [
     ("--do-train --task-name rte --data-dir {files}", "train.tsv does not exist"),
+    ("--do-train --train-file x.csv --text-column a --second-text-column b", "use --pair-column"),
     ("--do-train --task-name rte --data-dir {files}/SST-2", "no column 'sentence1'"),
     (
         f"{SST_2} --do-train --do-eval --eval-steps=5 --metric-for-best-model=f1",
