@@ -12,6 +12,8 @@ from bert_recipe.reporting.scored_rows import ScoredRows
 
 CALIBRATION_BINS = 15  # as Guo et al. (2017)
 LOG_TEMPERATURES = (-4.0, 4.0)  # bounds of the fit
+# Rows from which a temperature is fitted. Without any, the best one is the lowest.
+LEAST_WRONG = 10
 
 
 class Calibration(NamedTuple):

@@ -12,7 +12,13 @@ import numpy as np
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE, write_temperature
 from bert_recipe.checkpoint.folder import SEED_FOLDER, find_model_folder
 from bert_recipe.checkpoint.record import SCORES_FILE
-from bert_recipe.reporting.calibration import Calibration, calibration_of
+from bert_recipe.reporting.calibration import (
+    LEAST_WRONG,
+    Calibration,
+    calibration,
+    calibration_of,
+    scored_probabilities,
+)
 from bert_recipe.reporting.markdown import markdown_table
 from bert_recipe.reporting.paired_scores import (
     Difference,
@@ -218,14 +224,21 @@ def calibrate(path: Path) -> list[str]:
     lines = []
     for folder in only_run(path).values():
         sets = read_scored_rows([folder])
-        result = calibration_of(sets.values())
-        if result is None:
+        pair = scored_probabilities(sets.values())
+        if pair is None:
             raise UserError(
                 f"{folder} has no probabilities of classes: --calibrate is for classifiers of texts"
             )
+        num_wrong = int((pair[0].argmax(axis=1) != pair[1]).sum())
+        if num_wrong < LEAST_WRONG:
+            raise UserError(
+                f"{folder}: {num_wrong} of {len(pair[1])} scored rows are wrong, and a temperature "
+                f"is fitted on at least {LEAST_WRONG} wrong ones: score a larger file, of rows "
+                f"that were not trained on"
+            )
+        result = calibration(*pair)
         model = find_model_folder(folder, print_line)
-        num_rows = sum(len(rows.keys) for rows in sets.values())
-        write_temperature(model, result.temperature, num_rows)
+        write_temperature(model, result.temperature, len(pair[1]))
         lines.append(
             f"{model / CALIBRATION_FILE}: temperature {result.temperature:.2f}; expected "
             f"calibration error {percent(result.error)}% without, "

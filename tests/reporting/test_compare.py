@@ -417,3 +417,14 @@ def test_inference_divides_logits_by_the_temperature_that_calibrate_writes(tmp_p
     file.write_text('{"temperature": 0}')
     words = ["--init-checkpoint", str(folder), "--text", "a ship"]
     assert_refused(run_here(words, inference.main), "temperature 0.0 is not positive")
+
+
+def test_a_temperature_is_not_fitted_where_few_rows_are_wrong(tmp_path):
+    write_run(tmp_path / "run", "classes", 1)
+    (path,) = (tmp_path / "run").glob("eval_predictions.*")
+    rows = list(map(json.loads, path.read_text().splitlines()))
+    right = [row for row in rows if row["prediction"] == row["label"]]
+    wrong = [row for row in rows if row["prediction"] != row["label"]][:9]
+    path.write_text("".join(json.dumps(row) + "\n" for row in right + wrong))
+    says = f"9 of {len(right) + 9} scored rows are wrong"
+    assert_refused(run(tmp_path / "run", "--calibrate"), says, "score a larger file")
