@@ -259,6 +259,18 @@ newest_step() { # folder_of_steps [2, to look in the folders of its seeds, too]
   [[ ! -d $1 ]] || find "$1" -maxdepth "${2:-1}" -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
 }
 
+is_exhausted() { # checkpoint: whether early stopping has ended its run
+  PYTHONPATH=$code_dir python3 -c '
+import sys
+from pathlib import Path
+from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
+from bert_recipe.checkpoint.progress import read_progress
+for path in Path(sys.argv[1]).glob("*" + PROGRESS_SUFFIX):
+    sys.exit(not read_progress(path.parent, path.name.removesuffix(PROGRESS_SUFFIX)).is_finished)
+sys.exit(1)
+' "$1"
+}
+
 # needs_phase1 ARGUMENT STEPS: whether phase 1 is to be run before phase 2. If phase 2 has checkpoints, it goes on from
 # these: phase 1 may be gone, and more of its updates would be lost.
 # shellcheck disable=SC2154
@@ -306,12 +318,11 @@ run_phase() {
     --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
     --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
   [[ $enable_benchmark == false && $only_estimates == false && -z ${DOCTOR:-} ]] || return 0
-  # The last update of a whole run may be an earlier one.
-  ! has_word "$EARLY_STOPPING" || has_word '--steps[-_]this[-_]run*' || return 0
   for folder in "$steps_folder"/seed-* "$steps_folder"; do # with --num-seeds, each seed has a folder
     [[ -d $folder && ! -d $folder/${part_end:-$max_steps} ]] || continue
     [[ $folder != "$steps_folder" || -z $(compgen -G "$steps_folder/seed-*") ]] || continue
     newest=$(newest_step "$folder")
+    ! has_word "$EARLY_STOPPING" || ! is_exhausted "$folder/$newest" || continue
     say "$phase stopped at step ${newest:-0} of $max_steps: rerun the same command to resume"
     exit
   done

@@ -1,9 +1,11 @@
 """Features of the launch scripts in turn: phases, documents and the commands of other recipes."""
 
+import json
 import re
 import shutil
 
 import pytest
+from launch_scripts import ROOT
 from script_flags import Run, assert_flags, empty, make_folders, start
 
 from bert_recipe.config.arguments import make_run_config
@@ -41,6 +43,25 @@ def test_early_stopping_ends_a_phase_that_no_other_starts_from(checkout):
         assert both.stderr.startswith("error: EXTRA_ARGS: --early-stopping may end phase 1 before")
     assert "stopped at step" not in start(checkout, command, PHASE="1", **settings).stdout
     assert_flags(checkout, "phase1=True early_stopping=2")
+
+
+@pytest.mark.parametrize(("scores", "is_exhausted"), [([1, 2, 3], True), ([3, 2, 1], False)])
+def test_early_stopping_in_a_part_of_a_run_is_no_stop(checkout, scores, is_exhausted):
+    (checkout.folder / "bert_recipe").symlink_to(ROOT / "bert_recipe")
+    evaluations = [{"step": 5 * n, "loss": score} for n, score in enumerate(scores, 1)]
+    best = min(evaluations, key=lambda evaluation: evaluation["loss"])["step"]
+    arguments = {"max_steps": 50, "early_stopping": 2}
+    progress = {"phase": "phase1", "seed": 1, "num_samples": 9, "step": 15, "arguments": arguments}
+    progress |= {"samples_consumed": 9, "schedule_start": 0, "optimizer": "", "loss_scale": {}}
+    progress |= {"train_seconds": 1.0, "raw_train_seconds": 1.0, "data": None}
+    progress |= {"evaluations": evaluations, "best_step": best}
+    step = checkout.folder / "results" / LARGE / "phase1" / "15"
+    step.mkdir(parents=True)
+    (step / "model_progress.json").write_text(json.dumps(progress))
+    flags = "--eval-steps 5 --early-stopping 2 --steps-this-run 20"
+    settings = {"EXTRA_ARGS": flags, "EVAL_DIR_PHASE1": "d1", "FAKE_STOPS_EARLY": "1", "PHASE": "1"}
+    result = start(checkout, "run_pretraining.sh 32 6e-3 fp32 0 .1 50", **settings)
+    assert ("phase1 stopped at step 15 of 50" not in result.stdout) == is_exhausted
 
 
 @pytest.mark.parametrize(
