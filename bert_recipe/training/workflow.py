@@ -3,7 +3,7 @@ one seed or several, or for folds.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -84,6 +84,8 @@ def train_and_predict(
     first = next(iter(runs.values()))
     folder = first.folder.path.parent if has_several else first.folder.path
     open_report(config, folder, runtime)
+    if runtime.distributed.is_main and lacks_checkpoint(runs.values()):
+        print_line(f"no checkpoint in {folder} yet: starting at step 1")
     if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
         warn_of_vocabulary(cast(TextSamples, first.data.dataset), first.data.choice.tokenizer)
     scores: list[dict[str, float]] = []
@@ -101,6 +103,13 @@ def train_and_predict(
         results |= report_baselines_of_seeds(scores, metric, results, runtime)
         write_json(folder / SCORES_FILE, results)
     return 0
+
+
+def lacks_checkpoint(runs: Collection[Run]) -> bool:
+    """Whether the flags ask to resume, and none of the runs has a checkpoint."""
+    flags = next(iter(runs)).settings.start
+    asks = (flags.resume or flags.from_checkpoint is not None) and not flags.overwrite
+    return asks and all(run.saves and run.start.kind is not StartKind.RESUMED for run in runs)
 
 
 @contextmanager
@@ -235,13 +244,9 @@ def report_losses(trainer: Trainer) -> dict[str, float]:
 
 
 def notes_before_training(trainer: Trainer) -> Iterator[str]:
-    run, flags = trainer.run, trainer.run.settings.start
+    run = trainer.run
     if run.note:
         yield run.note
-    asks = (flags.resume or flags.from_checkpoint is not None) and not flags.overwrite
-    if asks and run.saves and run.start.kind is not StartKind.RESUMED:
-        first = trainer.state.step + 1
-        yield f"no checkpoint in {run.folder} yet: starting at step {first}"
     is_random = trainer.state.step == 0 and run.start.weights is None
     if is_random and run.task.without_weights:
         yield f"warning: {run.task.without_weights}"

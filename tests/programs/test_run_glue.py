@@ -164,6 +164,17 @@ def test_a_model_of_classes_has_no_numbers_to_scale(files, tmp_path, capsys):
     assert "was fitted to other numbers" not in capsys.readouterr().out
 
 
+def test_that_there_is_no_checkpoint_is_said_once_for_all_seeds(files, tmp_path, capsys):
+    flags = ("--num-seeds", 2, "--resume-from-checkpoint", "--max-steps", 1)
+    assert run(files, tmp_path, *own_files(files, "--do-train"), *flags) == 0
+    folder = tmp_path / "custom" / "classification"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint" in line]
+    assert line == f"no checkpoint in {folder} yet: starting at step 1"
+    shutil.rmtree(max(folder.glob("seed-*")))
+    assert run(files, tmp_path, *own_files(files, "--do-train"), *flags) == 0
+    assert "no checkpoint in" not in capsys.readouterr().out
+
+
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"
