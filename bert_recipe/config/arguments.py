@@ -172,7 +172,8 @@ def make_run_config(args: Arguments, world_size: int | None = None, **changes: A
     if args.deepspeed:
         from bert_recipe.config.deepspeed_config import DeepSpeedFile
 
-        resolved["engine"] = DeepSpeedFile.read(args.deepspeed_config).engine(args, resolved)
+        file = DeepSpeedFile.read(args.deepspeed_config)
+        resolved["engine"] = file.engine(args, resolved["amp_dtype"])
     return from_flags(RunConfig, args, **resolved | changes)
 
 

@@ -195,16 +195,16 @@ class DeepSpeedFile:
         installed_version()
         return [f"{flag}={value}" for _, flag, value in settings.values()]
 
-    def engine(self, args: Arguments, resolved: JsonObject) -> EngineConfig:
+    def engine(self, args: Arguments, amp_dtype: str) -> EngineConfig:
         """What DeepSpeed's engine gets. Raises UserError for combinations of flags and keys that it
         does not support.
 
         args: the command line, with the flags that the file stands for.
-        resolved: see `arguments.resolved_values`.
+        amp_dtype: the 16-bit type.
         """
         with self._errors():
             check_engine(self.values, args)
-        config = engine_config(self.values, args, resolved)
+        config = engine_config(self.values, args, amp_dtype)
         check_float16(config)
         return EngineConfig(config, self._notes(args))
 
@@ -542,15 +542,12 @@ def check_engine(values: JsonObject, args: Arguments) -> None:
             raise ValueError(f"offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
 
 
-def engine_config(values: JsonObject, args: Arguments, resolved: JsonObject) -> JsonObject:
-    """The configuration of DeepSpeed's engine; see `DeepSpeedFile.engine`."""
+def engine_config(values: JsonObject, args: Arguments, amp_dtype: str) -> JsonObject:
+    """The configuration of DeepSpeed's engine without its batch; see `DeepSpeedFile.engine`."""
     zero = zero_config(values)
-    per_micro_batch = resolved["batch_size"] * resolved["world_size"]
     # With stage 0, this project manages weights and gradients.
-    dtype = resolved["amp_dtype"] if args.use_pure_fp16 and zero["stage"] else None
+    dtype = amp_dtype if args.use_pure_fp16 and zero["stage"] else None
     return {
-        "train_micro_batch_size_per_gpu": resolved["batch_size"],
-        "gradient_accumulation_steps": -(-resolved["global_batch_size"] // per_micro_batch),
         "gradient_clipping": args.max_grad_norm if zero["stage"] else 0.0,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs

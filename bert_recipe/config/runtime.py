@@ -151,7 +151,7 @@ class PrecisionConfig:
 class EngineConfig:
     """What --deepspeed-config and the flags give DeepSpeed's engine.
 
-    values: its configuration.
+    values: its configuration; the batch is added once it is known, see Run.parallel.
     notes: lines about defaults of DeepSpeed that do not exist here.
     """
 

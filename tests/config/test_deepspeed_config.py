@@ -19,6 +19,8 @@ from bert_recipe.config import deepspeed_config
 from bert_recipe.config.arguments import make_run_config, startup_messages
 from bert_recipe.parallel.deepspeed import DeepSpeedModel
 from bert_recipe.parallel.parallelize import check_parallel
+from bert_recipe.training.plan import choose_strategies
+from bert_recipe.training.run import TrainingValues
 from bert_recipe.utils.errors import UserError
 
 ADAMW = ("--optimizer", "AdamW")
@@ -267,11 +269,15 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
         "--batch-size",
         "16",
     )
-    engine = make_run_config(args, 2).parallel.engine.values
+    config = make_run_config(args, 2)
+    values = TrainingValues(config.loader, config.schedule, max_steps=1)
+    parallel, _ = choose_strategies(config, values, Mock(), Mock(device=torch.device("cpu")))
+    engine = parallel.engine.values
     expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
     assert engine["zero_optimization"] == expected
     # 50 sequences of each process, at most 16 at a time.
-    assert engine["gradient_accumulation_steps"] == 4
+    sizes = engine["train_micro_batch_size_per_gpu"], engine["gradient_accumulation_steps"]
+    assert sizes == (config.loader.batch_size, 4)
     assert engine["gradient_clipping"] == args.max_grad_norm
     without = make_run_config(run_pretraining.parse_arguments([*PRETRAINING]), 2)
     assert without.parallel.engine is None
