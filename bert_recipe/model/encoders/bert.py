@@ -6,7 +6,7 @@ heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in m
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -157,11 +157,10 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """names: of the projections in model folders."""
+    projection_names: tuple[str, ...] = ("query", "key", "value")  # in model folders
 
-    def __init__(self, config: BertConfig, names: Sequence[str] = ("query", "key", "value")):
+    def __init__(self, config: BertConfig):
         super().__init__()
-        self.projection_names = names
         self.num_attention_heads = config.num_attention_heads
         self.dropout_prob = config.attention_probs_dropout_prob
         for name in self.projection_names:

@@ -69,8 +69,10 @@ class DistilBertEmbeddings(bert.BertEmbeddings):
 
 
 class DistilBertAttention(bert.BertSelfAttention):
+    projection_names = PROJECTIONS
+
     def __init__(self, config: DistilBertConfig):
-        super().__init__(config, PROJECTIONS)
+        super().__init__(config)
         self.out_lin = Linear(config.hidden_size, config.hidden_size)
 
 
