@@ -249,9 +249,7 @@ def newest_checkpoint(
     return None
 
 
-def find_checkpoint(
-    path: str | Path, last_step: str | None, with_state: bool = True
-) -> Path | None:
+def find_checkpoint(path: str | Path, last_step: str | None, with_state: bool) -> Path | None:
     """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
     with_state: see `verify_checkpoint`.
 
@@ -366,9 +364,7 @@ def restore_replaced(parent: Path) -> None:
             path.rename(step)
 
 
-def remove_old_checkpoints(
-    parent: Path, newest: int, keep: int, keep_every: int | None = None
-) -> None:
+def remove_old_checkpoints(parent: Path, newest: int, keep: int, keep_every: int | None) -> None:
     """Removes checkpoints in `parent` up to step `newest`, but keeps the last `keep` of these, step
     0, and every multiple of `keep_every`; of the best step, and of one that was the best for one of
     the last, the model.

@@ -105,7 +105,7 @@ def gives_config(source: ModelFolder | None, selection: ModelSelection) -> TypeG
     return source is not None and selection.given_name is None and source.has_config
 
 
-def model_name(selection: ModelSelection, source: ModelFolder | None = None) -> str:
+def model_name(selection: ModelSelection, source: ModelFolder | None) -> str:
     """The model's name, which is that of its folder for results: that of --bert-model, else of
     --config-file in bert_configs/ or `custom`, else that of the starting model.
     """

@@ -99,7 +99,7 @@ class StartPoint:
         return RANDOM if self.is_random else None
 
 
-def named_folders(config: StartConfig, seed_name: str = "") -> tuple[Path | None, Path | None]:
+def named_folders(config: StartConfig, seed_name: str) -> tuple[Path | None, Path | None]:
     """--from-checkpoint and --from-phase1-final-params of a run; of one of several seeds, whose
     subfolder is `seed_name`, its own checkpoints, and phase 1's if that had seeds.
     """

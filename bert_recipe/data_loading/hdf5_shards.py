@@ -291,7 +291,7 @@ def open_file(path: Path) -> int:
         return open_file(path)
 
 
-def checksum(values: np.ndarray, previous: int = 0) -> int:
+def checksum(values: np.ndarray, previous: int) -> int:
     """CRC-32 of the little-endian bytes of `values`, continued from `previous`."""
     return zlib.crc32(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data, previous)
 

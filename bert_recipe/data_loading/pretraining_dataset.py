@@ -93,7 +93,7 @@ class PretrainingDataset:
         content = [self.sequence_length, self.shards[0].max_masked, shards]
         return "rows:" + json_digest(content)
 
-    def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
+    def check_shards(self, held_out: "PretrainingDataset | None") -> None:
         """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a
         masked token (see `Shard.digest`).
         """

@@ -90,7 +90,7 @@ def strategy_of(config: ParallelConfig, world_size: int, is_pure: bool) -> type[
 
 
 @torch.no_grad()
-def materialize(model: PreTrainedModel, device: torch.device, initializes: bool = True) -> None:
+def materialize(model: PreTrainedModel, device: torch.device, initializes: bool) -> None:
     """Moves `model` to `device`. A model on the meta device is initialized, unless its weights will
     be loaded; the values do not depend on the device.
     """

@@ -99,7 +99,7 @@ def tfidf_name(texts: Iterable[str], method: str) -> str:
 
 
 def tfidf_pipeline(
-    texts_nk: np.ndarray, estimator: "BaseEstimator", num_classes: int = 1
+    texts_nk: np.ndarray, estimator: "BaseEstimator", num_classes: int
 ) -> "Pipeline":
     """The tf-idf of each text of a row side by side, of pairs also their cosine, and `estimator` on
     these.

@@ -336,7 +336,7 @@ class TokenizerFile:
 
 
 def list_casing(
-    file: TokenizerFile, do_lower_case: bool | None = None, strip_accents: bool | None = None
+    file: TokenizerFile, do_lower_case: bool | None, strip_accents: bool | None
 ) -> Casing:
     """The casing of a vocabulary with one token per line: as given, else as the config beside a
     `vocab.txt` says. Without both, it is for lower-cased text if it has no capital letters, and for

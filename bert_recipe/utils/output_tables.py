@@ -65,7 +65,7 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
     return table
 
 
-def format_like(source: TextFile, decimal: str = ".") -> TableFormat:
+def format_like(source: TextFile, decimal: str) -> TableFormat:
     """How to write CSV and TSV made from `source`: the delimiter of CSV, and UTF-8, with a byte
     order mark where `source` has one or another encoding. Without it, spreadsheets that write such
     files would show other letters for accents.

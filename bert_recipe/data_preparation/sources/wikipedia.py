@@ -14,7 +14,7 @@ from bert_recipe.data_preparation.sources.documents import Document
 from bert_recipe.data_preparation.sources.spans import Span
 from bert_recipe.data_preparation.sources.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
 from bert_recipe.data_preparation.sources.wikitext import prose_of
-from bert_recipe.utils.text_files import OnBad, raise_error
+from bert_recipe.utils.text_files import OnBad
 
 READ_SIZE = 1 << 20
 BZIP2_START = b"BZh"
@@ -35,7 +35,7 @@ FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
 TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
 
 
-def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
+def read_dump(span: Span, on_bad: OnBad) -> Iterator[Document]:
     """The prose of the articles that start in `span`, named by title: no redirects, no other
     namespaces, no disambiguation. on_bad: called with (where, why) for bad pages and for a file
     that is not a dump; if it returns, they are left out.

@@ -46,7 +46,7 @@ class LengthBucket(NamedTuple):
         return tokens_NL.masked_fill_(places_L >= lengths_N1, padding)
 
 
-def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucket]:
+def length_buckets(cu_seqlens: list[int], multiple: int) -> list[LengthBucket]:
     """Groups neighbouring sequences of a stream into buckets. Lengths are rounded up to a multiple
     of `multiple` before they are compared. Skips empty sequences.
     """

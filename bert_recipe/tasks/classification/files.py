@@ -321,7 +321,7 @@ def unquoted(text: str) -> str:
     return stripped
 
 
-def parse_list(text: str, name: str, kinds: Mapping[str, Any] = LISTS) -> list[Any] | None:
+def parse_list(text: str, name: str, kinds: Mapping[str, Any]) -> list[Any] | None:
     """The list that JSON or Python write as `text`; None if it is none. Raises ValueError for what
     looks like a list of another kind, such as an array of NumPy. kinds: what Python's values may
     be, by the bracket that they begin with.

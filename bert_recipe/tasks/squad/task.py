@@ -177,9 +177,7 @@ class SquadTask(FineTuningTask, SeparableTask):
         return chance_line("f1", scores["f1"] / 100, Baselines(empty, EMPTY, total), self.advice)
 
 
-def window_bounds(
-    num_tokens: int, capacity: int, doc_stride: int | None = None
-) -> list[tuple[int, int]]:
+def window_bounds(num_tokens: int, capacity: int, doc_stride: int | None) -> list[tuple[int, int]]:
     """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover
     `num_tokens` tokens. Raises UserError if tokens between windows would be left out.
     """
