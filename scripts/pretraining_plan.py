@@ -28,6 +28,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from bert_recipe.data_preparation.engine.input_files import find_files
+from bert_recipe.data_preparation.stages import TEXT_FORMATS
 from bert_recipe.reporting.records import read_sessions
 from bert_recipe.utils.command_line import (
     REQUIRED,
@@ -136,9 +138,8 @@ def quick(seconds: Sequence[float]) -> float:
 
 
 def text_bytes(path: Path) -> int:
-    """Bytes of the files at `path`."""
-    files = [path] if path.is_file() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
+    """Bytes of the files at `path` that data/prepare.py reads."""
+    return sum(Path(file).stat().st_size for file in find_files([str(path)], TEXT_FORMATS))
 
 
 def plan_model(texts: Path, minutes: int, gpus: int, precision: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from bert_recipe.data_preparation.options import (
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
 from bert_recipe.utils.errors import UserError, listed, one_line
-from bert_recipe.utils.files import file_digest, write_atomically
+from bert_recipe.utils.files import file_digest, is_hidden, write_atomically
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
 from bert_recipe.utils.text_files import TABLES
@@ -205,7 +205,7 @@ def text_files(folder: Path, maker: str) -> Files:
             path
             for pattern in ("*.txt", "t*/*.txt")
             for path in folder.glob(pattern)
-            if path.is_file()
+            if path.is_file() and not is_hidden(path)
         )
         if not files:
             raise UserError(f"no text in {folder}: run the {maker} stage first, or check the path")

@@ -110,11 +110,14 @@ def sync(path: Path) -> None:
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What has one of `suffixes` in `folder` and below it, sorted, but for folders, hidden files
-    and what cannot be listed.
+    """What has one of `suffixes` in `folder` and below it, sorted, but for folders, what is hidden
+    or in a hidden folder, and what cannot be listed.
     """
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in paths if path.suffix in suffixes and not is_hidden(path))
+    paths = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in paths if path.suffix in suffixes)
 
 
 def is_hidden(path: Path) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from bert_recipe.utils.errors import UserError, listed
-from bert_recipe.utils.files import refuse_pointer
+from bert_recipe.utils.files import is_hidden, refuse_pointer
 from bert_recipe.utils.known_tools import DATA, refuse_known
 from bert_recipe.utils.progress import print_once
 
@@ -221,7 +221,7 @@ def table_parts(path: Path) -> list[Path]:
         if not parts:
             raise UserError(f"{path} is a folder without {', '.join(TABLES)}: check the path")
     elif "*" in path.name and not path.exists():
-        parts = sorted(path.parent.glob(path.name))
+        parts = sorted(part for part in path.parent.glob(path.name) if not is_hidden(part))
         if not parts:
             raise UserError(f"{path}: no file has such a name: check the path")
     else:

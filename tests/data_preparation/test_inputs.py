@@ -17,9 +17,12 @@ from bert_recipe.data_preparation.engine.input_files import find_files, left_out
 from bert_recipe.data_preparation.sources import documents, spans
 from bert_recipe.data_preparation.sources.documents import read_documents
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans
+from bert_recipe.data_preparation.stages import text_files
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import files_below
 from bert_recipe.utils.output_tables import encode_table
-from bert_recipe.utils.text_files import TableFormat
+from bert_recipe.utils.text_files import TableFormat, table_parts
+from scripts.pretraining_plan import text_bytes
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
 JSONL = "".join(
@@ -128,13 +131,32 @@ def test_row_groups_of_a_parquet_file_are_read_in_spans(tmp_path, monkeypatch):
 
 
 def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path):
-    for name in ("a.txt", "b.TXT.gz", "README.md", ".hidden", "c.docx", "in/d.DOCX", "in/plain"):
+    hidden = (".hidden", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", ".cache/a.docx")
+    for name in (*hidden, "a.txt", "b.TXT.gz", "README.md", "c.docx", "in/d.DOCX", "in/plain"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert len(find_files([str(tmp_path)], (".txt",))) == 2
     counts = left_out([str(tmp_path), str(tmp_path / "a.txt")], (".txt",))
     assert counts == "files of other formats are left out: 2 .docx, 1 without an extension"
     assert left_out([str(tmp_path / "a.txt")], (".txt",)) is None
+
+
+READERS = {
+    "texts": lambda folder: find_files([str(folder)], (".txt",)),
+    "prepared text": lambda folder: [entry["path"] for entry in text_files(folder, "format")],
+    "parts of a table": lambda folder: table_parts(folder / "*.txt"),
+    "logs and shards": lambda folder: files_below(folder, (".txt",)),
+    "size of a plan": lambda folder: ["a.txt"] * text_bytes(folder),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_hidden_copies_in_a_folder_are_not_read(tmp_path, reader):
+    """Such as those of Jupyter and macOS, which would double the text."""
+    for name in ("a.txt", "._a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "t/.a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A")
+    assert [Path(path).name for path in READERS[reader](tmp_path)] == ["a.txt"]
 
 
 def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import is_hidden
 from bert_recipe.utils.known_tools import DATA, refuse_known
 from bert_recipe.utils.text_files import kind_of
 
@@ -38,7 +39,7 @@ def left_out(paths: Sequence[str], suffixes: Sequence[str]) -> str | None:
         if not Path(path).is_dir():
             continue
         for file in walk(Path(path)):
-            is_about_others = file.name.startswith((".", "README", "LICENSE", "manifest.json"))
+            is_about_others = file.name.startswith(("README", "LICENSE", "manifest.json"))
             if kind_of(file.name)[0] not in suffixes and not is_about_others:
                 endings[file.suffix.lower() or "without an extension"] += 1
     if not endings:
@@ -54,11 +55,13 @@ def list_files(path: Path) -> list[str]:
 
 
 def walk(folder: Path, above: Sequence[str] = ()) -> Iterator[Path]:
-    """The files in a folder and its folders. Links are followed, except to a folder that contains
-    them.
+    """The files in a folder and its folders, without hidden ones, such as the copies in
+    `.ipynb_checkpoints`. Links are followed, except to a folder that contains them.
     """
     above = [*above, os.path.realpath(folder)]
     for path in folder.iterdir():
+        if is_hidden(path):
+            continue
         if path.is_file():
             yield path
         elif path.is_dir() and os.path.realpath(path) not in above:
