@@ -36,6 +36,7 @@ AFTER_SPLIT_WORD = "set|data|daten|集"  # such as testset
 # Of a file's name, also reviewsTest or test2.
 WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])|(训练|测试|验证)集?")
 ACCENTS = re.compile("[\u0300-\u036f]")
+PART_OF_DUMP = re.compile(r"(?<=\.xml)-p\d+p\d+$")  # by the numbers of Wikipedia's pages
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 OTHER_MARKS = [
     (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
@@ -75,7 +76,7 @@ def kind_of(path: str) -> tuple[str, str]:
     """Format and compression, as file extensions; empty if there is none that is known."""
     name = path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
-    name = name.removesuffix(compression)
+    name = PART_OF_DUMP.sub("", name.removesuffix(compression))
     if compression and name.endswith(".json"):  # as in C4: one object per line
         return ".jsonl", compression
     return next((suffix for suffix in FORMATS if name.endswith(suffix)), ""), compression

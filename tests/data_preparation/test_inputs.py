@@ -96,6 +96,13 @@ def test_a_truncated_or_empty_compressed_file_is_refused(tmp_path, suffix):
             read_all([str(path)])
 
 
+def test_the_parts_of_a_dump_are_read(tmp_path):
+    part = tmp_path / "enwiki-20260101-pages-articles1.xml-p1p41242.bz2"
+    part.touch()
+    assert find_files([str(tmp_path)], (".xml",)) == [str(part)]
+    assert len(plan_spans([(str(part), 5 * spans.SPAN_BYTES)])) == 5
+
+
 def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "elsewhere").mkdir()
