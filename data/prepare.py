@@ -285,8 +285,11 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         ),
     ]
     parser.refuse_without_effect(args, effects)
-    if changes_model(args) and args.get("vocab_file"):
-        parser.error("--vocab-file cannot be combined with --extend or --replace: leave it out")
+    if args.get("vocab_file") and (args.get("train_vocab") or changes_model(args)):
+        parser.error(
+            "--vocab-file cannot be combined with --train-vocab, --extend or --replace, which make "
+            "the vocabulary: leave it out"
+        )
 
 
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:

@@ -115,10 +115,7 @@ def hdf5_stages(
     sharded: folder of the text.
     new_vocabulary: see `file_of_new_vocabulary`, if a stage before makes it.
     """
-    if new_vocabulary is not None and not args.vocab_file:
-        vocab_file, lower_case = new_vocabulary
-    else:
-        vocab_file, lower_case = existing_vocabulary(args)
+    vocab_file, lower_case = new_vocabulary or existing_vocabulary(args)
     make_stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, lower_case)
     hdf5 = []
     for length, max_masked in args.lengths:

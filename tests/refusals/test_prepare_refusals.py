@@ -53,8 +53,9 @@ COMMAND_LINES = [
     ),
     (
         "all corpus text --extend m --add 20 --lengths 64 --vocab-file v.txt",
-        "--vocab-file cannot be combined with --extend",
+        "--vocab-file cannot be combined with --train-vocab, --extend",
     ),
+    ("all corpus text --train-vocab --vocab-file v.txt", "--vocab-file cannot be combined with"),
 ]
 FILES = [
     (f"all corpus {ROOT / 'vocab' / 'README.md'}", "contains no .txt"),
