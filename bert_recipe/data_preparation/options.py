@@ -28,6 +28,7 @@ from bert_recipe.utils.errors import UserError
 SAMPLE_MB = 1_000  # of text that a vocabulary is trained on, evenly from all files
 MIN_ALPHABET, ALPHABET_COVERAGE = 1_000, 0.9995  # characters of a vocabulary, and their share
 SPLITTERS = ("fast", "newline", "passage")
+LEAST_MASKED = 0.9  # of the tokens that --masked-lm-prob takes of a full sample
 # masking.py numbers positions in 16 bits, with one value for padding.
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1
 
@@ -308,4 +309,12 @@ def sample_options(args: Arguments, length: int, max_masked: int) -> SampleOptio
         chosen |= {"predictions_per_sequence": 0, "masked_lm_prob": 0.0}
         if not args.given("dupe_factor"):
             chosen["dupe_factor"] = 1
-    return from_flags(SampleOptions, args, **chosen)
+    options = from_flags(SampleOptions, args, **chosen)
+    wanted = round(options.masked_lm_prob * length)
+    if options.predictions_per_sequence < LEAST_MASKED * wanted:
+        raise UserError(
+            f"--masked-lm-prob {options.masked_lm_prob} of {length} tokens takes {wanted} masked "
+            f"tokens, and at most {max_masked} are allowed (--max-predictions-per-seq, --lengths): "
+            f"allow {wanted}, or lower --masked-lm-prob"
+        )
+    return options

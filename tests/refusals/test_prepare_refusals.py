@@ -42,6 +42,7 @@ COMMAND_LINES = [
     ("hdf5 --lengths 128:20 --dynamic-masking", "128:20"),
     ("hdf5 --lengths 128", "128:20"),
     (f"{BOOKS} --lengths 100000:5", "sequence length 100000"),
+    (f"{BOOKS} --masked-lm-prob 0.3", "0.3 of 128 tokens takes 38...at most 20...--lengths"),
     (f"{BOOKS} --bert-config /nowhere.json --train-vocab", "/nowhere.json"),
     ("vocabulary --tokenizer bpe --alphabet 50", "--alphabet has no effect without --tokenizer wo"),
     ("vocabulary --add 5", "--add has no effect without --extend"),
