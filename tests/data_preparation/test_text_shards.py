@@ -184,6 +184,22 @@ def test_no_document_is_alone_in_its_shard(tmp_path, count):
     assert sorted(flat(shards_found)) == sorted(documents)
 
 
+@pytest.mark.parametrize("spans_per_bucket", [1, 100])
+@pytest.mark.parametrize("more", [("none", (("text", 0.3),)), ("equal",)])
+def test_no_document_is_alone_after_others_were_left_out(
+    tmp_path, monkeypatch, more, spans_per_bucket
+):
+    """Next-sentence prediction needs two in each shard."""
+    monkeypatch.setattr(text_shards, "BUCKET_BYTES", spans_per_bucket * 10_000)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 10_000)
+    unlike = documents_of(2, 60)
+    copies = [f"{number} " + "word " * 200 for number in range(3) for _ in range(20)]
+    sharded = shard(write_formatted(tmp_path / "text", unlike + copies), tmp_path, 500, 0, 1, *more)
+    shards_found = read_folder(sharded / "training")
+    assert len(shards_found) > 5
+    assert min(len(set(documents)) for documents in shards_found) >= 2
+
+
 @pytest.mark.parametrize(("end", "blank"), [("\r\n", ""), ("\n", " \t"), ("\r\n", "  ")])
 def test_blank_lines_may_have_spaces_and_windows_line_ends(tmp_path, end, blank):
     documents = documents_of(4, 169)

@@ -69,6 +69,12 @@ def document_hash(text: bytes, seed: int) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
+def copies_of(document: bytes, weight: float, options: TextShardOptions) -> int:
+    """The number of copies of a training document: `weight` on average."""
+    place = document_hash(document, options.random_seed + 1)  # independent of the cell
+    return int(weight + place)  # place is in [0, 1)
+
+
 def divide_document(document: bytes, max_kb: float | None) -> list[bytes]:
     """Parts of about equal size of a document above `max_kb`, which end where lines do."""
     if max_kb is None or len(document) <= max_kb * 1000:
@@ -100,10 +106,11 @@ def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def bucket_spans(
-    output: Path, spans: Sequence[Span], total_bytes: int, options: TextShardOptions
+    output: Path, spans: Sequence[Span], total_bytes: int, weight: float, options: TextShardOptions
 ) -> JsonObject:
     """Writes the documents of `spans`, each followed by an empty line, in the order of their cells.
-    Returns the number of documents and of bytes in each cell.
+    Returns the number of bytes in each cell, and of documents that training gets: at least one copy
+    (see `copies_of`), and of equal ones the first, if the others are dropped.
     """
     documents: list[bytes] = []
     for span in spans:
@@ -116,7 +123,13 @@ def bucket_spans(
     with output.open("wb") as file:
         for index in np.argsort(cells, kind="stable"):
             file.write(documents[index] + b"\n\n")
-    documents_of_cells = np.bincount(cells, minlength=len(edges))
+    is_kept = np.ones(len(documents), bool)
+    if weight < 1:
+        is_kept[:] = [copies_of(document, weight, options) > 0 for document in documents]
+    if options.drop_duplicates != "none":
+        _, firsts = np.unique(hashes, return_index=True)
+        is_kept &= np.isin(np.arange(len(documents)), firsts)
+    documents_of_cells = np.bincount(cells[is_kept], minlength=len(edges))
     bytes_of_cells = np.bincount(cells, sizes, minlength=len(edges)).astype(np.int64)
     return {"documents": documents_of_cells.tolist(), "bytes": bytes_of_cells.tolist()}
 
@@ -200,12 +213,12 @@ def join_shard(output: Path, parts: Sequence[Part], options: TextShardOptions) -
                 documents += text.count(b"\n\n")
                 continue
             for document in text.split(b"\n\n")[:-1]:
-                place = document_hash(document, options.random_seed + 1)  # independent of the cell
-                if drops_duplicates and place in seen:
+                digest = document_hash(document, options.random_seed)
+                if drops_duplicates and digest in seen:
                     dropped += 1
                     continue
-                seen.add(place)
-                copies = int(part.weight + place)  # `weight` on average: place is in [0, 1)
+                seen.add(digest)
+                copies = copies_of(document, part.weight, options)
                 file.write((document + b"\n\n") * copies)
                 documents += copies
         file.truncate(max(file.tell() - 1, 0))
@@ -228,7 +241,7 @@ def make_shards(
     for name, spans_of_source in sources:
         for spans in plan_buckets(spans_of_source):
             output = f"{BUCKETS}/{len(bucket_units):05d}"
-            arguments = (spans, total, options)
+            arguments = (spans, total, weights[name], options)
             bucket_units.append(WorkUnit(output, bucket_spans, arguments, total_size(spans)))
             bucket_weights.append(weights[name])
     with progress_bar(2 * total, "shard") as bar:
@@ -240,7 +253,10 @@ def make_shards(
             np.array([record.counts["bytes"] for record in records]),
         )
         sizes = (buckets.weights @ buckets.bytes).astype(np.int64)
-        shards = plan_shards(buckets.documents.sum(axis=0), sizes, total, options)
+        # Equal documents may be in several buckets.
+        sum_documents = np.sum if options.drop_duplicates == "none" else np.max
+        documents = sum_documents(buckets.documents, axis=0)
+        shards = plan_shards(documents, sizes, total, options)
         shard_units: list[WorkUnit] = []
         for shard in shards:
             output = f"{shard.split}/shard-{shard.number:05d}.txt"
