@@ -36,6 +36,8 @@ BY_HAND = [
     'គាត់និយាយថា "ខ្ញុំទៅផ្សារ។"|គាត់ទៅសាលា។',
     "वह आया।|वह गया॥|फिर क्या हुआ?",
     "Նա եկավ։|Նա գնաց։",
+    "« Viens ! »|Il partit.|« Où vas-tu ? » demanda-t-elle.|« Loin. »|Elle pleura.",
+    "Er rief: »Komm her!«|Sie ging.|»Nein!« sagte er.|Er rief!|»Komm!«",
     "One sentence without an end",
     "In the same year, T.N. Murari met W.B. Yeats.|They talked.",
     "The 5th c. church was built ca. 480 by King Theodoric.|It still stands.",

@@ -36,8 +36,9 @@ OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
 FULL_STOPS = "\u3002\uff01\uff1f" + "\u1362\u1367\u1368" + "\u104b" + "\u17d4\u17d5"
 AFTER_FULL_STOP = "\u300d\u300f\u201d\u2019\uff09\u00bb"
 FULL_STOP = re.compile(rf"[{FULL_STOPS}]+(?:[{AFTER_FULL_STOP}]|[\"')](?=\s|$))*")
-CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?:\s+|$)")
-NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
+# French has a space inside the marks of a quotation.
+CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?: \u00bb)?(?:\s+|$)")
+NEXT_WORD = re.compile(rf"(?:\u00ab |[{OPENERS}])*([^\s{CLOSERS};:*@,?!]+|,)")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
 
@@ -87,7 +88,7 @@ class SentenceSplitter:
         """Whether a sentence ends at `mark` (a full stop or similar, with closing quotes) between
         `word` and the word `following`.
         """
-        stop = mark.rstrip(QUOTES + ")]}")
+        stop = mark.rstrip(QUOTES + ")]} ")
         is_capitalized = following[0].isupper()
         if stop.strip("."):  # another mark than full stops
             is_quoted = stop != mark
