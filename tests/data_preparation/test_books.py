@@ -7,6 +7,7 @@ from bert_recipe.data_preparation.sources import documents as reader
 from bert_recipe.data_preparation.sources.books import clean_book
 from bert_recipe.data_preparation.sources.documents import MAX_DOCUMENT
 from bert_recipe.data_preparation.sources.spans import Span
+from bert_recipe.data_preparation.sources.wikitext import is_passage
 from bert_recipe.utils.errors import UserError
 
 SAMPLE = ROOT / "data/sample/books"
@@ -102,6 +103,20 @@ def test_a_book_without_chapters_is_one_document():
     assert list(clean_book("\n\n".join(paragraphs), "x")) == [("x#1", paragraphs)]
     assert list(clean_book("")) == []
     assert list(clean_book("A title\n\nand nothing else")) == []
+
+
+SENTENCES = [
+    *("„Komm her!“", "»Geh weg!«", "”Kom hit!”", "« Viens ! »", "«Пойдём».", "‹Non.›"),
+    *("「来了。」", "『はい』。", "（好。）", "उसने कहा।", "او گفت؟", "ကောင်းပြီ။", "ቤት።", "տուն է։"),
+]
+
+
+def test_short_sentences_of_all_languages_are_kept():
+    chapter = " ".join(LONG.split())
+    (document,) = clean_book("\n\n".join([chapter, *SENTENCES, "Ein Titel", chapter]))
+    assert document.paragraphs == [chapter, *SENTENCES, chapter]
+    for sentence in SENTENCES:  # and in a table of Wikipedia
+        assert is_passage(f"{'a word ' * 20}{sentence}")
 
 
 def test_a_book_without_line_breaks_is_cleaned_in_parts_and_keeps_every_word(monkeypatch):

@@ -7,7 +7,12 @@ Prefaces stay.
 import re
 from collections.abc import Iterator
 
-from bert_recipe.data_preparation.sources.documents import Document, split_paragraphs
+from bert_recipe.data_preparation.sources.documents import (
+    CLOSERS,
+    ENDS,
+    Document,
+    split_paragraphs,
+)
 
 # Characters. A shorter section is front matter before the first chapter; later it is joined to the
 # next section.
@@ -41,7 +46,7 @@ FOOTNOTE = re.compile(r"\[(?:\*+|\d+)\]|\*+\s|\[Footnote\b", re.I)
 EDITORIAL = re.compile(
     r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I
 )
-PROSE_END = re.compile(r"(?:[.?!:;,…—。！？]|--)[\"'”’»)\]_]*$")
+PROSE_END = re.compile(rf"(?:[{ENDS}:;,—：；，、؛،]|--)(?:\s?[{CLOSERS}_])*$")
 WORD = re.compile(r"[^\W\d_]{2,}|[aI]")
 # A line break that is not a space: after a hyphen or a dash, before a dash.
 JOINING_BREAK = re.compile(r"(?<=\w-)\n(?=\w)|(?<=--)\n|(?<=—)\n|\n(?=--|—)")

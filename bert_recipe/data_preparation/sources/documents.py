@@ -14,6 +14,10 @@ from bert_recipe.utils.text_files import TABLES, OnBad, raise_error
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000
+# For regular expressions: what ends a sentence, in all scripts, and what may follow it. Some
+# languages close quotations with marks that open them in others.
+ENDS = ".?!…。！？؟۔।॥։።፧။។៕"
+CLOSERS = "\"'”’“‘»«›‹)」』）》】" + r"\]"
 WIKI_EXTRACTOR = re.compile(r'<doc id="[^"]*" .*>|</doc>')  # around its documents
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from bert_recipe.data_preparation.sources.documents import CLOSERS, ENDS
 from bert_recipe.data_preparation.sources.wikipedia_names import (
     FILE_ALIASES,
     REFERENCE_HEADINGS,
@@ -435,7 +436,7 @@ def clean(text: str) -> str:
     return text.strip()
 
 
-SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$")
+SENTENCE_END = re.compile(rf"[{ENDS}:](?:\s?[{CLOSERS}])*$")
 WORD = re.compile(r"[^\W\d_]{3}")
 MIN_FRAGMENT = 60
 MIN_PASSAGE = 100  # bytes, not characters, because a character is a whole word in some scripts
