@@ -8,7 +8,14 @@ import conftest
 import h5py
 import numpy as np
 import pytest
-from conftest import assert_refused, pretraining_types, sample_rows, write_nvidia_shard, write_shard
+from conftest import (
+    assert_refused,
+    pretraining_types,
+    sample_rows,
+    write_nvidia_shard,
+    write_shard,
+    write_shards,
+)
 from small_runs import run_here
 
 from bert_recipe.data_loading.hdf5_shards import KEYS
@@ -185,8 +192,22 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
         verify_folder(folder, tokenizer)
 
 
+def test_a_short_sample_may_have_no_whole_word_that_can_be_masked(tmp_path, tokenizer):
+    """Here one token may be masked, and each word has two."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(["betas"] * 9))
+    (tmp_path / "own").mkdir()
+    options = SampleOptions(LENGTH, PREDICTIONS, whole_word_mask=True)
+    attributes = shard_attributes("0" * 64, tokenizer, options)
+    vocabulary = tokenizer.vocab_file
+    create_shard(tmp_path / "own" / "a.hdf5", text, "a", vocabulary, options, attributes)
+    assert verify_folder(tmp_path / "own", tokenizer).masked == 0
+
+
 def test_the_command_reports_and_exits_with_2_on_a_bad_shard(folder, tmp_path):
     shutil.copyfile(tmp_path / "vocab.txt", folder / "vocab.txt")
+    for name in ("1a2b3c4d.partial", "tmp-5e6f"):  # of interrupted runs
+        write_shards(folder.with_suffix(f".{name}"))
     command = ["verify", tmp_path, "--num-workers", "1"]
     good = run_here(command, prepare.main)
     assert (good.returncode, good.stderr) == (0, "")

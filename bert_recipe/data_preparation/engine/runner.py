@@ -25,6 +25,7 @@ from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.work_units.units import RECORDS, disturbed, read_record
 
 MANIFEST = "manifest.json"
+PARTIAL = ".partial"  # ends the name of an unfinished folder
 CARD_FILE = "README.md"  # of a model
 # increases when a stage makes other bytes than before from the same input and options
 SCHEMA_VERSION = 2
@@ -95,7 +96,7 @@ def run_stage(stage: Stage, executor: Executor) -> None:
         # The name says what is made, so that workers of an earlier run with other options write
         # elsewhere.
         identity = json_digest([stage.options, inputs, SCHEMA_VERSION])[:DIGITS]
-        folder = stage.folder.with_name(f"{stage.folder.name}.{identity}.partial")
+        folder = stage.folder.with_name(f"{stage.folder.name}.{identity}{PARTIAL}")
     if stale_reason(folder, stage.options, paths) is not None:
         fill(stage, folder, inputs, executor)
     if not stage.in_place:
@@ -169,7 +170,7 @@ def partial_folders(folder: Path) -> list[Path]:
     return [
         path
         for path in folder.parent.glob(f"{glob.escape(folder.name)}.*")
-        if path.suffix == ".partial"
+        if path.suffix == PARTIAL
     ]
 
 

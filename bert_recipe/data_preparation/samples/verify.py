@@ -12,11 +12,12 @@ import numpy as np
 
 from bert_recipe.data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from bert_recipe.data_loading.row_rules import check_agreement, check_rows, read_rows, refuse
+from bert_recipe.data_preparation.engine.runner import PARTIAL
 from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics, count_samples
 from bert_recipe.tokenization.files import TOKENIZER_JSON, VOCAB_FILE
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import files_below, write_atomically
+from bert_recipe.utils.files import TEMPORARY_SUFFIX, files_below, write_atomically
 from bert_recipe.utils.progress import print_line, progress_bar
 from bert_recipe.utils.resources import resource_folder
 
@@ -112,7 +113,8 @@ def check_samples(
     is_twice_n = ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(axis=1)
     refuse(shard, rows, lengths_n < 3, "the sample is shorter than [CLS] x [SEP]")
     refuse(shard, rows, is_twice_n, "masked_lm_positions has a position twice")
-    if masked_nP.shape[1]:
+    # Whole words may all be longer than what may be masked of a short sample.
+    if masked_nP.shape[1] and not shard.attributes.get("whole_word_mask"):
         refuse(shard, rows, ~masked_nP.any(axis=1), "nothing is masked")
     cls_id, sep_id = special_ids
     last_ids_n = ids_nS[np.arange(len(rows)), lengths_n - 1]
@@ -130,6 +132,8 @@ def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenize
 
 def shard_folders(root: Path) -> list[Path]:
     folders = sorted({path.parent for path in files_below(root, SHARD_SUFFIXES)})
+    unfinished = (PARTIAL, f"{TEMPORARY_SUFFIX}-")  # or replaced, of interrupted runs
+    folders = [folder for folder in folders if not folder.suffix.startswith(unfinished)]
     if not folders:
         raise UserError(f"{root} contains no HDF5 shard: check the path")
     return folders
