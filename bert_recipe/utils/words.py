@@ -11,6 +11,13 @@ import regex
 BY_CHARACTER = r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc\uff70"
 BY_CLUSTER = r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 IN_WORD = r"\w\p{M}\u200c\u200d"  # combining marks and joiners, as in Devanagari and Persian
+# Marks that end a sentence before a space, also Arabic, Devanagari and Armenian ones.
+SENTENCE_ENDS = ".?!\u2026\u061f\u06d4\u0964\u0965\u0589"
+# Chinese and Japanese, Ethiopic, Burmese and Khmer ones, which are not used for anything else, and
+# may have no space after them.
+FULL_STOPS = "\u3002\uff01\uff1f" + "\u1362\u1367\u1368" + "\u104b" + "\u17d4\u17d5"
+# Some languages close quotations with marks that open them in others.
+QUOTES = "\"'\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a"
 BEYOND_FFFF = regex.compile("[\U00010000-\U0010ffff]")
 NOT_SPACE = regex.compile(r"\S+")
 UNSPACED = regex.compile(f"[{BY_CHARACTER}{BY_CLUSTER}]")

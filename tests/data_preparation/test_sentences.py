@@ -37,7 +37,7 @@ BY_HAND = [
     "वह आया।|वह गया॥|फिर क्या हुआ?",
     "Նա եկավ։|Նա գնաց։",
     "« Viens ! »|Il partit.|« Où vas-tu ? » demanda-t-elle.|« Loin. »|Elle pleura.",
-    "Er rief: »Komm her!«|Sie ging.|»Nein!« sagte er.|Er rief!|»Komm!«",
+    "Es war 1990.|„Komm!“|Sie ging um 9.|‚Nein.‘|Er rief: »Komm her!«|Sie ging.|»Nein!« sagte er.",
     "One sentence without an end",
     "In the same year, T.N. Murari met W.B. Yeats.|They talked.",
     "The 5th c. church was built ca. 480 by King Theodoric.|It still stands.",

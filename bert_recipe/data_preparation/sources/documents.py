@@ -11,13 +11,13 @@ from typing import NamedTuple
 from bert_recipe.data_preparation.sources.spans import Span, SpanFile
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import TABLES, OnBad, raise_error
+from bert_recipe.utils.words import FULL_STOPS, QUOTES, SENTENCE_ENDS
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000
-# For regular expressions: what ends a sentence, in all scripts, and what may follow it. Some
-# languages close quotations with marks that open them in others.
-ENDS = ".?!…。！？؟۔।॥։።፧။។៕"
-CLOSERS = "\"'”’“‘»«›‹)」』）》】" + r"\]"
+# For regular expressions: what ends a sentence in any script, and what may follow it.
+ENDS = SENTENCE_ENDS + FULL_STOPS
+CLOSERS = re.escape(QUOTES + ")]」』）》】")
 WIKI_EXTRACTOR = re.compile(r'<doc id="[^"]*" .*>|</doc>')  # around its documents
 
 

@@ -7,10 +7,10 @@ from nltk.tokenize.punkt import PunktLanguageVars, PunktTrainer
 
 from bert_recipe.data_preparation.text.sentences import (
     CLOSERS,
-    ENDS,
     OPENERS,
     PunktParameters,
 )
+from bert_recipe.utils.words import SENTENCE_ENDS
 
 ABBREVIATION = re.compile(r"[^\W\d_](?:[^\W\d_]|[.&'-])*")
 
@@ -20,9 +20,9 @@ class LanguageVars(PunktLanguageVars):
     of more scripts.
     """
 
-    sent_end_chars = tuple(ENDS)
+    sent_end_chars = tuple(SENTENCE_ENDS)
     _re_word_start = rf"[^{OPENERS}{CLOSERS}`:;&#*@\-,]"
-    _re_non_word_chars = rf"(?:[;*:@({{\[{CLOSERS}{re.escape(ENDS.replace('.', ''))}])"
+    _re_non_word_chars = rf"(?:[;*:@({{\[{CLOSERS}{re.escape(SENTENCE_ENDS.replace('.', ''))}])"
 
 
 def train_punkt(paragraphs: Iterable[str]) -> PunktParameters:

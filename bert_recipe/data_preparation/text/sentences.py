@@ -13,6 +13,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from bert_recipe.utils.json_files import read_json, write_json
+from bert_recipe.utils.words import FULL_STOPS, QUOTES, SENTENCE_ENDS
 
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
 
@@ -26,18 +27,13 @@ UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
 UPPER, LOWER = 2 | 4 | 8, 16 | 32 | 64
 NUMBER = "##number##"
 
-ENDS = ".?!\u2026\u061f\u06d4\u0964\u0965\u0589"  # with Arabic, Devanagari, Armenian marks
-QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
 CLOSERS = re.escape(QUOTES + ")]}")
 OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
 
-# Chinese and Japanese, Ethiopic, Burmese and Khmer marks that are not used for anything else, and
-# may have no space after them.
-FULL_STOPS = "\u3002\uff01\uff1f" + "\u1362\u1367\u1368" + "\u104b" + "\u17d4\u17d5"
 AFTER_FULL_STOP = "\u300d\u300f\u201d\u2019\uff09\u00bb"
 FULL_STOP = re.compile(rf"[{FULL_STOPS}]+(?:[{AFTER_FULL_STOP}]|[\"')](?=\s|$))*")
 # French has a space inside the marks of a quotation.
-CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?: \u00bb)?(?:\s+|$)")
+CANDIDATE = re.compile(rf"[{re.escape(SENTENCE_ENDS)}]+[{CLOSERS}]*(?: \u00bb)?(?:\s+|$)")
 NEXT_WORD = re.compile(rf"(?:\u00ab |[{OPENERS}])*([^\s{CLOSERS};:*@,?!]+|,)")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
