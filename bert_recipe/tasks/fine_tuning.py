@@ -160,7 +160,7 @@ class FineTuningOptions(LearningOptions, TaskOptions):
             dataset,
             sets=sets,
             development=task.development_data(scored_sets) if selects_best else None,
-            max_length=task.max_seq_length,
+            max_length=task.stored_length(choice.config),
             files=task.model_files(choice.config),
             num_examples=dataset.num_examples,
         )
@@ -219,6 +219,10 @@ class FineTuningTask(Task, Protocol):
     @property
     def max_sample_length(self) -> int:
         return self.options.sequences_per_sample * self.max_seq_length
+
+    def stored_length(self, config: ModelConfig) -> int:
+        """The most tokens of a text, as the model's folder says."""
+        return self.max_seq_length
 
     @property
     def score_names(self) -> tuple[str, ...]:

@@ -332,7 +332,7 @@ def test_text_embeddings_inference_finds_what_it_reads(files, tmp_path):
     assert ids == BertTokenizerFast(str(folder / "vocab.txt")).encode(text)
 
 
-def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path):
+def test_texts_are_lower_cased_and_cut_as_the_starting_folder_says(files, tmp_path):
     """Before a cased tokenizer; in training, scoring and inference, as in sentence-transformers."""
     torch.manual_seed(0)
     # A second that each process of the tests above would wait.
@@ -344,7 +344,7 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
     (tmp_path / "model" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     for name, content in (
-        EmbeddingSettings(normalize=True, do_lower_case=True).files(32, 16).items()
+        EmbeddingSettings(normalize=True, do_lower_case=True).files(32, 40).items()
     ):
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_bytes(content)
@@ -392,6 +392,12 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
         str(tmp_path / "model"), device="cpu"
     )
     np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
+    # Training cut texts at 16 tokens, the starting folder does so at 40.
+    text = " ".join(row["q"] for row in rows)
+    write_json_lines(tmp_path / "dev.jsonl", [{"q": text}])
+    output = ("--output", tmp_path / "long.npy", "--text-column", "q")
+    assert inference.main([str(word) for word in (*command, *output)]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "long.npy"), model.encode([text]), atol=1e-5)
 
 
 @pytest.mark.parametrize(("stored", "expected"), [(8, 16), (40, 40), (256, 64), (None, 16)])

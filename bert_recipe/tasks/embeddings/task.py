@@ -230,10 +230,12 @@ class EmbeddingTask(FineTuningTask):
             total_n = total_n + losses_n
         return total_n
 
-    def model_files(self, config: ModelConfig) -> dict[str, bytes]:
+    def stored_length(self, config: ModelConfig) -> int:
         """Training on short texts takes no length from a model that embeds longer ones."""
-        stored = min(self.settings.max_seq_length, config.max_length)
-        return self.settings.files(config.hidden_size, max(self.max_seq_length, stored))
+        return max(self.max_seq_length, min(self.settings.max_seq_length, config.max_length))
+
+    def model_files(self, config: ModelConfig) -> dict[str, bytes]:
+        return self.settings.files(config.hidden_size, self.stored_length(config))
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         if (largest := max(self.options.matryoshka_dims or [0])) > config.hidden_size:
