@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bert_recipe.checkpoint.record import RunRecord
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.writer import CheckpointWriter
 from bert_recipe.parallel.runtime import Runtime
@@ -159,14 +160,17 @@ class Checkpoints(Callback):
             }
         reached = f"{state.record.phase}: step {state.step} of {self.run.max_steps}"
         if stopped_by is not None and state.step < self.run.max_steps:
-            reached += f", stopped by {signal.Signals(stopped_by).name}: {self._how_to_resume()}"
+            reached += (
+                f", stopped by {signal.Signals(stopped_by).name}: {how_to_resume(state.record)}"
+            )
         self.runtime.reporter.log((), summary, f"{reached}; {where}")
 
-    def _how_to_resume(self) -> str:
-        flags = self.state.record.arguments
-        advice = "rerun the same command with --resume-from-checkpoint"
-        if flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto":
-            advice = "rerun the same command to resume"
-        if flags.get("overwrite"):
-            advice += ", without --overwrite"
-        return advice
+
+def how_to_resume(record: RunRecord) -> str:
+    flags = record.arguments
+    advice = "rerun the same command with --resume-from-checkpoint"
+    if flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto":
+        advice = "rerun the same command to resume"
+    if flags.get("overwrite"):
+        advice += ", without --overwrite"
+    return advice

@@ -39,7 +39,7 @@ from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.run import Run
 from bert_recipe.utils.device import FreedMemory
 from bert_recipe.utils.distributed import translate_peer_failure
-from bert_recipe.utils.errors import PeerError, UserError, restart_code
+from bert_recipe.utils.errors import PeerError, UserError
 from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
@@ -108,10 +108,9 @@ class Trainer:
             bar.close()
             for callback in self.callbacks:
                 callback.finish(self.stop.received, self.last_loss)
-        if self.stop.received == signal.SIGINT:
-            return 128 + signal.SIGINT
         has_stopped = state.step < state.last_step and not self.is_exhausted
-        return restart_code(0) if has_stopped else 0
+        is_interrupted = self.stop.received == signal.SIGINT
+        return self.stop.exit_code if has_stopped or is_interrupted else 0
 
     def _claim(self) -> None:
         """First the logs, since a log that cannot be written must not cost the run which

@@ -28,6 +28,7 @@ from bert_recipe.tasks.baselines import BASELINES, WARNING, comparison_line, mea
 from bert_recipe.tasks.fine_tuning import FineTuningOptions, FineTuningTask
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.tasks.text_sequences import TextSamples, warn_of_vocabulary
+from bert_recipe.training.checkpoint_callback import how_to_resume
 from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.memory_estimate import print_estimate
 from bert_recipe.training.plan import open_runs
@@ -43,6 +44,7 @@ from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json, write_json
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
 
 
 class SeedRun(Protocol):
@@ -89,12 +91,22 @@ def train_and_predict(
     if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
         warn_of_vocabulary(cast(TextSamples, first.data.dataset), first.data.choice.tokenizer)
     scores: list[dict[str, float]] = []
-    for name, run in runs.items():
-        with logs_of(run, name, runtime) as seed_runtime:
-            results, exit_code = train_run(run, seed_runtime)
-        if results is None:  # stopped before its end
-            return exit_code
-        scores.append(results)
+    stop = StopSignal()  # between and after the trainings, which finish an update first
+    try:
+        with stop, stop.raising():
+            for name, run in runs.items():
+                # In the last update of the run before; a rank may have received it alone.
+                if any(runtime.distributed.all_reduce_sum([stop.received is not None])):
+                    raise StopAtOnce
+                with logs_of(run, name, runtime) as seed_runtime:
+                    results, exit_code = train_run(run, seed_runtime)
+                if results is None:  # stopped before its end
+                    return exit_code
+                scores.append(results)
+    except StopAtOnce:
+        if runtime.distributed.is_main and first.saves:
+            print_line(f"stopped by a signal: {how_to_resume(first.record)}")
+        return stop.exit_code
     if has_several and any(scores) and runtime.distributed.is_main:
         title = f"{first.task.name}, {range_of(list(runs))}"
         runtime.reporter.log("PARAMETER", {"task": title})

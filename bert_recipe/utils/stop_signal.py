@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+from bert_recipe.utils.errors import restart_code
+
 
 class StopAtOnce(BaseException):
     """A signal to stop arrived while nothing had to be completed. No Exception, so that libraries
@@ -16,7 +18,8 @@ class StopAtOnce(BaseException):
 class StopSignal:
     """Turns SIGTERM, SIGINT and SIGHUP (a closed terminal; ignored under nohup) into a request that
     the loop honours after the current step, or at once inside `raising`. A second SIGINT ends the
-    program at once. Output to a closed terminal is dropped.
+    program at once. Output to a closed terminal is dropped. One inside another takes the signals
+    while it lasts; then the outer one has received them, too.
     """
 
     def __init__(self) -> None:
@@ -34,6 +37,9 @@ class StopSignal:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, StopSignal):
+                outer.received = outer.received or self.received
             signal.signal(number, handler)
 
     @contextlib.contextmanager
@@ -44,6 +50,11 @@ class StopSignal:
             yield
         finally:
             self.raises = False
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that it has stopped."""
+        return 128 + signal.SIGINT if self.received == signal.SIGINT else restart_code(0)
 
     def _handle(self, number: int, _frame: object) -> None:
         if self.received == signal.SIGINT == number:

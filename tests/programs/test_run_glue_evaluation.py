@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,46 @@ import report
 import run_embeddings
 import run_glue
 from bert_recipe.checkpoint.folder import find_model_folder
+from bert_recipe.training import workflow
+from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def files(glue_files) -> Path:
     return glue_files
+
+
+@pytest.mark.parametrize("place", ["last update", "prediction"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_seeds_wherever_it_comes(
+    files, tmp_path, monkeypatch, capsys, place, number, code
+):
+    """No further seed begins, and the same command goes on."""
+    owner, name = {
+        "last update": (Trainer, "optimizer_step"),
+        "prediction": (workflow, "predict_all"),
+    }[place]
+    original, calls = getattr(owner, name), []
+
+    def signalled(*arguments):
+        calls.append(1)
+        if len(calls) == {"last update": 2, "prediction": 1}[place]:
+            os.kill(os.getpid(), number)
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, signalled)
+    flags = (*own_files(files, "--do-train", "--do-eval"), "--num-seeds", 2, "--max-steps", 2)
+    before = signal.getsignal(number)
+    assert run(files, tmp_path, *flags) == code
+    folder = tmp_path / "custom" / "classification"
+    assert len([*folder.glob("seed-*/2")]) == 1 and not (folder / "scores.json").exists()
+    assert signal.getsignal(number) == before
+    if (place, number) != ("last update", signal.SIGINT):
+        says = "stopped by a signal: rerun the same command with --resume-from-checkpoint\n"
+        assert says in capsys.readouterr().out
+    assert run(files, tmp_path, *flags, "--resume-from-checkpoint") == 0
+    assert len([*folder.glob("seed-*/scores.json")]) == 2 and (folder / "scores.json").exists()
 
 
 @pytest.mark.parametrize("change", ["damaged", "gone"])

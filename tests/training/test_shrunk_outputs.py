@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from scipy.optimize import minimize_scalar
 
 import doctor
-from bert_recipe.training import setup
+from bert_recipe.training import setup, trial
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
@@ -190,6 +190,14 @@ def test_a_signal_in_the_trial_ends_the_command(glue_files, tmp_path, monkeypatc
     assert "5 trials on four fifths" in (out := capsys.readouterr().out)
     assert "stopped in a trial: rerun the same command" in out
     assert last <= len(made) <= last + 1
+    assert not list(tmp_path.glob("*/classification/[0-9]*"))
+
+
+def test_a_signal_between_two_trials_ends_the_command(glue_files, tmp_path, monkeypatch, capsys):
+    rows = table(tmp_path, 120, is_learnable=False)
+    monkeypatch.setattr(trial, "predict", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    train(glue_files, tmp_path, rows, "--max-steps", 10)
+    assert "stopped by a signal: rerun the same command" in capsys.readouterr().out
     assert not list(tmp_path.glob("*/classification/[0-9]*"))
 
 
