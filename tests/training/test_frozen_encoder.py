@@ -10,6 +10,7 @@ from encoder_cases import MODERNBERT
 from glue_runs import own_files, scores_in, sentences
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, KFold
 from small_runs import files_of
 from transformers import AutoModel, AutoTokenizer, pipeline
 
@@ -76,7 +77,12 @@ def expected_probabilities(encoder):
     train, labels = texts_and_labels(48, 0)
     states = vectors(train)
     scale = states.shape[1] ** 0.5
-    classifier = LogisticRegression(max_iter=1000).fit(states / scale, labels)
+    rows = np.random.default_rng(0).permutation(48)
+    folds = [(rows[train], rows[held_out]) for train, held_out in KFold(5).split(rows)]
+    strengths = {"C": [1, 3, 10, 30, 100]}
+    estimator = LogisticRegression(max_iter=1000)
+    search = GridSearchCV(estimator, strengths, scoring="neg_log_loss", cv=folds)
+    classifier = search.fit(states / scale, labels)
     dev, _ = texts_and_labels(21, 1)
     return classifier.predict_proba(vectors(dev) / scale)
 
@@ -207,6 +213,18 @@ def test_a_class_that_is_not_in_the_training_rows_is_not_predicted():
     fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b", "c", "d"))
     logits = fitted.logits(vectors)
     assert set(logits.argmax(axis=1)) <= {1, 3} and (logits.argmax(axis=1) == labels).mean() > 0.9
+
+
+def test_the_regularization_follows_the_rows():
+    """Vectors that tell the classes apart have large weights, and noise has small ones."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 2
+    classes = np.where(labels, 1, -1)[:, None] * np.eye(16)[0]
+    lengths = []
+    for vectors in (0.3 * rng.normal(size=(120, 16)) + classes, rng.normal(size=(120, 16))):
+        fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b"))
+        lengths.append(np.linalg.norm(fitted.weight_CE))
+    assert lengths[0] > 5 * lengths[1]
 
 
 def test_the_fit_that_is_repeated_to_predict_has_the_calibration_of_before(glue_files, tmp_path):

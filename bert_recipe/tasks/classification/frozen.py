@@ -6,6 +6,7 @@ Legend: n texts, E hidden size, C classes.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +19,14 @@ from bert_recipe.checkpoint.sentence_folders import (
 )
 from bert_recipe.utils.errors import UserError
 
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
+
 EPSILON = 1e-5  # of LayerNorm, in sentence-transformers and ModernBERT
 ABSENT = -30.0  # the logit of a class without a text to learn from
+STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)  # C of scikit-learn, of which one is chosen
+FOLDS, MAX_ROWS = 5, 2000  # of the choice
+LEAST_SHARE = 1e-6  # of a class that is not in the rows of a fold
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,13 @@ class FrozenEncoder:
         labels: tuple[str, ...],
         balanced: bool = False,
     ) -> "FrozenEncoder":
-        """Logistic regression on `normalized` vectors of length 1, with scikit-learn's defaults,
-        as weights of normalized vectors.
+        """Logistic regression on `normalized` vectors of length 1, whose regularization is the best
+        of STRENGTHS in cross-validation, as weights of normalized vectors.
 
         labels_n: the ids of the classes, whose names are `labels`.
         balanced: weight classes by the inverse of their frequency.
         """
-        from sklearn.linear_model import LogisticRegression
+        from sklearn.utils.class_weight import compute_sample_weight
 
         present = np.unique(labels_n)
         if len(present) < 2:
@@ -74,10 +81,8 @@ class FrozenEncoder:
                 f"least two"
             )
         scale = vectors_nE.shape[1] ** 0.5  # the length of a normalized vector
-        classifier = LogisticRegression(
-            max_iter=1000, class_weight="balanced" if balanced else None
-        )
-        classifier.fit(normalized(vectors_nE) / scale, labels_n)
+        weights_n = compute_sample_weight("balanced" if balanced else None, labels_n)
+        classifier = fitted(normalized(vectors_nE) / scale, labels_n, weights_n)
         coefficients, intercepts = classifier.coef_ / scale, classifier.intercept_
         if len(present) == 2:  # one logit, of the second class
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
@@ -98,6 +103,31 @@ class FrozenEncoder:
         if self.weight_CE is None or self.bias_C is None:
             raise ValueError("the classifier is not fitted")
         return classifier_files(self.settings, self.weight_CE, self.bias_C, max_seq_length)
+
+
+def fitted(
+    vectors_nE: np.ndarray, labels_n: np.ndarray, weights_n: np.ndarray
+) -> "LogisticRegression":
+    """Logistic regression with the strength whose loss on held-out rows is the least: with that of
+    scikit-learn, 1, a classifier of few vectors of length 1 is far too unsure.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import KFold
+
+    rows = np.random.default_rng(0).permutation(len(labels_n))[:MAX_ROWS]
+    losses = dict.fromkeys(STRENGTHS, 0.0)
+    for train, held_out in KFold(min(FOLDS, len(rows))).split(rows):
+        train, held_out = rows[train], rows[held_out]
+        for strength in STRENGTHS:
+            if len(np.unique(labels_n[train])) < 2:
+                continue
+            model = LogisticRegression(C=strength, max_iter=1000)
+            model.fit(vectors_nE[train], labels_n[train], weights_n[train])
+            is_right_nC = model.classes_ == labels_n[held_out, None]
+            shares_n = (model.predict_proba(vectors_nE[held_out]) * is_right_nC).sum(axis=1)
+            losses[strength] -= weights_n[held_out] @ np.log(np.maximum(shares_n, LEAST_SHARE))
+    best = min(STRENGTHS, key=losses.__getitem__)
+    return LogisticRegression(C=best, max_iter=1000).fit(vectors_nE, labels_n, weights_n)
 
 
 def normalized(vectors_nE: np.ndarray) -> np.ndarray:
