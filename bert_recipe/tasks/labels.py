@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterable
 from decimal import Decimal
 from pathlib import Path
 
-from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.progress import print_once
 
+MAX_PAIRS = 3  # of labels in a message
 # What other programs write for a missing value.
 MISSING = ("nan", "-nan", "null", "none", "na", "n/a", "<na>", "#n/a", "#na", "?", "-")
 TRUTH_VALUES = {"false": 0.0, "true": 1.0}
@@ -66,25 +67,32 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
         )
 
     def equal_labels(key: Callable[[str], str | Decimal]) -> str | None:
-        """The first two labels with the same `key`, for a message; None if there are none."""
+        """The labels with the same `key` as an earlier one, for a message; None if there are
+        none.
+        """
         label_of_key: dict[str | Decimal, str] = {}
+        pairs = []
         for label in labels:
             other = label_of_key.setdefault(key(label), label)
             if other != label:
-                return f"{path}: labels {other!a} and {label!a}"
-        return None
+                pairs.append(f"{other!a} and {label!a}")
+        return f"{path}: labels {listed(pairs, MAX_PAIRS)}" if pairs else None
 
     same_number = equal_labels(lambda label: Decimal(label) if is_number(label) else label)
     if same_number is not None and all(whole_number(label) is not None for label in labels):
         raise UserError(f"{same_number} are the same value: write it in one way")
     if same_number is not None:
-        print_once(f"warning: {one_line(same_number)} are the same number: they are two labels")
+        print_once(
+            f"warning: {one_line(same_number)} are the same number: each is a label of its own"
+        )
     same_look = equal_labels(visible)
     if same_look is not None:
         raise UserError(f"{same_look} look the same: write them in one way")
     other_case = equal_labels(lambda label: visible(label).casefold())
     if other_case is not None:
-        print_once(f"warning: {one_line(other_case)} differ in case only: they are two labels")
+        print_once(
+            f"warning: {one_line(other_case)} differ in case only: each is a label of its own"
+        )
 
 
 def visible(label: str) -> str:

@@ -346,8 +346,11 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
     )
     assert find_labels(examples_of(path, "ab", labels=["Ok", "ok"]), OWN) == ("Ok", "ok")
     assert (
-        "labels 'Ok' and 'ok' differ in case only: they are two labels" in capsys.readouterr().out
+        "labels 'Ok' and 'ok' differ in case only: each is a label of its own"
+        in capsys.readouterr().out
     )
+    find_labels(examples_of(path, "abcdef", labels=["Ok", "ok", "NO", "no", "x", "X"]), OWN)
+    assert "labels 'NO' and 'no', 'Ok' and 'ok', 'X' and 'x' differ" in capsys.readouterr().out
     assert find_labels(examples_of(path, "ab", labels=["1", "nan"]), OWN) == ("1", "nan")
     assert "the label 'nan' is most likely a missing value" in capsys.readouterr().out
 
