@@ -384,7 +384,7 @@ def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_sparse_gradients_of_a_table_give_the_bits_of_dense_ones(weight_decay):
-    table = torch.randn(600, 48, generator=torch.Generator().manual_seed(0))
+    table = torch.randn(4000, 48, generator=torch.Generator().manual_seed(0))
     options = {"lr": torch.tensor(1e-2), "weight_decay": weight_decay, "fused": True}
     dense, sparse = (torch.nn.Parameter(table.clone()) for _ in range(2))
     of_torch, ours = torch.optim.AdamW([dense], **options), AdamW([sparse], **options)
@@ -392,7 +392,7 @@ def test_sparse_gradients_of_a_table_give_the_bits_of_dense_ones(weight_decay):
     for step in range(24):
         generator = torch.Generator().manual_seed(step)
         # More and more rows, of which many occur several times.
-        ids = (torch.rand(40, generator=generator) ** 3 * 600 * (step + 1) / 24).long()
+        ids = (torch.rand(40, generator=generator) ** 3 * 4000 * (step + 1) / 24).long()
         grad = torch.randn(40, 48, generator=generator)
         of_torch.zero_grad()
         nn.functional.embedding(ids, dense).backward(grad)
