@@ -146,13 +146,26 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespa
 
 
 def draws_of(labels_n: "np.ndarray", count: int | None) -> "list[np.ndarray]":
-    """The rows of each draw: `count` of each class in proportion, or all but another fifth."""
-    from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
+    """The rows of each draw, of each class in proportion as far as it has rows: `count`, or all but
+    another fifth.
+    """
+    import numpy as np
 
-    folds: Any = StratifiedKFold(NUM_DRAWS, shuffle=True, random_state=0)
-    if count is not None:
-        folds = StratifiedShuffleSplit(NUM_DRAWS, train_size=count, random_state=0)
-    return [rows for rows, _ in folds.split(labels_n, labels_n)]
+    random = np.random.default_rng(0)
+    num_rows = len(labels_n)
+
+    def ordered_by_class() -> np.ndarray:
+        drawn_n = random.permutation(num_rows)
+        return drawn_n[np.argsort(labels_n[drawn_n], kind="stable")]
+
+    if count is None:
+        order_n, part_n = ordered_by_class(), np.arange(num_rows) % NUM_DRAWS
+        return [np.sort(order_n[part_n != draw]) for draw in range(NUM_DRAWS)]
+    draws = []
+    for _ in range(NUM_DRAWS):
+        places = (np.arange(count) * num_rows + random.integers(num_rows)) // count
+        draws.append(np.sort(ordered_by_class()[places]))
+    return draws
 
 
 def compare_vectors(args: argparse.Namespace, command: Sequence[str]) -> list[str]:

@@ -64,12 +64,27 @@ def test_vectors_are_compared_with_100_labels_and_with_all(inputs, tmp_path):
         "vectors with logistic regression (193 labels, 5 draws)",
     ]
     for name in ("100", "all"):
-        draws = list((tmp_path / "task" / f"vectors-{name}" / "after").glob("seed-*/scores.json"))
-        assert len(draws) == 5
+        folder = tmp_path / "task" / f"vectors-{name}" / "after"
+        draws = list(folder.glob("seed-*/eval_predictions.*"))
+        assert len(draws) == len(list(folder.glob("seed-*/scores.json"))) == 5
         assert len({path.read_text() for path in draws}) > 1
-    draws = compare_on_task.draws_of(np.array([0, 1] * 100), None)
-    left_out = [set(range(200)) - set(rows.tolist()) for rows in draws]
-    assert sum(map(len, left_out)) == 200 and set.union(*left_out) == set(range(200))
+
+
+@pytest.mark.parametrize(
+    "counts", [[100, 100], [150, 150, 1], [3] * 150, [60, 140]], ids=["even", "rare", "many", "40"]
+)
+def test_draws_have_each_class_in_proportion_also_rare_ones(counts):
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(counts)), counts))
+    draws = compare_on_task.draws_of(labels, None)
+    left_out = [set(range(len(labels))) - set(rows.tolist()) for rows in draws]
+    assert sum(map(len, left_out)) == len(labels) == len(set.union(*left_out))
+    for count in (None, 100):
+        draws = compare_on_task.draws_of(labels, count)
+        assert len({tuple(rows) for rows in draws}) == len(draws) == 5
+        for rows in draws:
+            assert len(rows) == len(set(rows.tolist())) == (count or len(rows))
+            share = np.bincount(labels[rows], minlength=len(counts))
+            assert np.abs(share - len(rows) / len(labels) * np.array(counts)).max() < 1.01
 
 
 def test_numbers_are_compared_after_fine_tuning_only(inputs, tmp_path):
