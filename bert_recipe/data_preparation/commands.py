@@ -142,13 +142,8 @@ def existing_vocabulary(args: Arguments) -> tuple[Path, bool]:
     else:
         casing = "cased" if args.do_lower_case is False else "uncased"
         vocab_file = resource_folder("vocab") / f"bert-large-{casing}-vocab.txt"
-    trained_casing = stages.trained_casing(vocab_file)
     tokenizer = load_tokenizer(vocab_file, args.do_lower_case)
-    if args.do_lower_case is not None:
-        return vocab_file, args.do_lower_case
-    if trained_casing is not None:
-        return vocab_file, trained_casing
-    return vocab_file, tokenizer.do_lower_case
+    return tokenizer.vocab_file, tokenizer.do_lower_case  # the file, also of a model folder
 
 
 def file_of_new_vocabulary(args: Arguments, source: "ModelFolder | None") -> tuple[Path, bool]:

@@ -63,6 +63,16 @@ def built(corpus, tmp_path_factory) -> Path:
     return folder
 
 
+def test_the_vocabulary_may_be_in_a_model_folder(built, tmp_path):
+    """The file in it is the same to the stages."""
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(ROOT / "vocab" / "bert-large-uncased-vocab.txt", model / "vocab.txt")
+    command = ("hdf5", "--sharded", built / "sharded", "--output-dir", tmp_path, *SMALL[2:6])
+    run(*command, "--vocab-file", model)
+    assert "made again" not in run(*command, "--vocab-file", model / "vocab.txt").stdout
+
+
 def test_a_run_needs_neither_torch_nor_nltk(corpus, tmp_path):
     """Each of its workers would wait a second for either."""
     words = ["data/prepare.py", "all", "corpus", corpus / "a.txt", "--output-dir", tmp_path, *SMALL]
