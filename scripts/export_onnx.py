@@ -58,11 +58,13 @@ FLAGS = (
 
 def silence_exporter() -> None:
     """Leaves only errors of the loggers SILENCED, and no warnings and progress bars."""
+    import torch  # noqa: F401 # when it is imported, it sets the levels of its loggers
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
     for name in SILENCED:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    from transformers.utils.logging import disable_progress_bar
-
+    set_verbosity_error()
     disable_progress_bar()
 
 

@@ -1,7 +1,10 @@
 """Models as ONNX, where onnxruntime is installed: its output against transformers'."""
 
 import json
+import logging
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCAB_FILE, assert_refused
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
 
 from bert_recipe.checkpoint.pretrained import save_pretrained
@@ -138,3 +141,13 @@ def test_names_that_other_libraries_do_not_take_are_refused_before_the_work(name
     words = ["--init-checkpoint", paths["model"], "--output-dir", paths["onnx"]]
     result = run_here(list(map(str, words)), export_onnx.main)
     assert_refused(result, "x\\udcff: this is a name of a file", "rename the file")
+
+
+def test_the_exporters_warnings_are_not_shown():
+    """In a process of its own: torch sets the levels of its loggers when it is imported."""
+    code = "import logging; from scripts.export_onnx import silence_exporter; silence_exporter()"
+    code += "; import torch.onnx; print(logging.getLogger('torch.onnx.x').getEffectiveLevel())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(logging.ERROR)]
