@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_recipe.data_preparation import stages
+from bert_recipe.data_preparation.engine.input_files import find_files
 from bert_recipe.data_preparation.engine.runner import Stage
 from bert_recipe.data_preparation.options import (
     FormatOptions,
@@ -22,6 +23,7 @@ from bert_recipe.utils.command_line import Arguments, from_flags
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import read_json
 from bert_recipe.utils.resources import resource_folder
+from bert_recipe.utils.text_files import TABLES, kind_of
 
 if TYPE_CHECKING:  # it imports NumPy
     from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -62,6 +64,8 @@ def download_folder(args: Arguments, dataset: str) -> Path:
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
+    if dataset != "wikicorpus" and (args.given("text_field") or args.given("empty_line")):
+        check_effects_on(args, find_files(paths, stages.SOURCE_FORMATS[dataset]))
     empty_line = args.empty_line or (
         "document" if args.sentence_splitter == "newline" else "paragraph"
     )
@@ -69,6 +73,18 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
     options = from_flags(FormatOptions, args, language=language, empty_line=empty_line)
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
     return stages.format_stage(args.output_dir, dataset, name, paths, options)
+
+
+def check_effects_on(args: Arguments, files: Sequence[str]) -> None:
+    """Raises UserError for a flag of text files without such a file, or of tables without one."""
+    are_tables = {kind_of(file)[0] in TABLES for file in files}
+    if args.given("text_field") and True not in are_tables:
+        raise UserError("--text-field has no effect on .txt files, whose text is all: leave it out")
+    if args.given("empty_line") and False not in are_tables:
+        raise UserError(
+            "--empty-line has no effect on tables, where a row is a document: leave it out, or "
+            "give the text as .txt"
+        )
 
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:

@@ -76,6 +76,12 @@ FILES = [
         )
     ),
     ("format wikicorpus {folder}/a.xml.bz2", "a.xml.bz2 is empty", {"a.xml.bz2": b""}),
+    (f"format corpus {SAMPLE} --text-field body", "--text-field has no effect on .txt files"),
+    (
+        "all corpus {folder}/a.jsonl --empty-line document",
+        "--empty-line has no effect on tables",
+        {"a.jsonl": '{"text": "A text."}\n'},
+    ),
     (f"{BOOKS} --scheduler nonsense", "scheduler file nonsense does not exist"),
     ("shard", "run the format stage first"),
     ("hdf5", "run the shard stage first"),
