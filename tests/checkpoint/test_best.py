@@ -1,6 +1,7 @@
 """The best model of a run: a step that is kept, and a link to it."""
 
 import errno
+import json
 import os
 import shutil
 import threading
@@ -9,9 +10,24 @@ from pathlib import Path
 import pytest
 import transformers
 from conftest import read_json
-from small_runs import evaluations, files_of, resuming, steps_folder, steps_in, train
+from small_runs import (
+    evaluations,
+    files_of,
+    resuming,
+    rewrite_manifest,
+    run_here,
+    steps_folder,
+    steps_in,
+    train,
+)
 
-from bert_recipe.checkpoint.folder import find_model_folder, is_valid, verify_checkpoint
+from bert_recipe.checkpoint.folder import (
+    MANIFEST_FILE,
+    find_model_folder,
+    is_valid,
+    model_digest,
+    verify_checkpoint,
+)
 from bert_recipe.utils.errors import UserError
 
 # The loss rises after the first evaluations.
@@ -196,3 +212,64 @@ def test_multiples_of_keep_every_are_kept_beside_the_newest_three(inputs, tmp_pa
         )
     )
     assert steps_in(tmp_path) == ["4", "7", "8", "9"]
+
+
+def as_of_an_older_version(steps: Path) -> None:
+    """Rewrites a folder of steps in the form of versions before 1.0.0: the record and the scores in
+    files of their own, and the best model as a copy of a step that is not kept.
+    """
+    history = evaluations(steps)
+    best_so_far = min(history, key=lambda entry: entry["loss"])["step"]
+    folders = [path for path in steps.iterdir() if path.name.isdigit()]
+    for folder in folders:
+        path = folder / "model_progress.json"
+        progress = read_json(path)
+        identity = progress.pop("identity")
+        last = progress.pop("evaluations")[-1]["step"]
+        del progress["best_step"]
+        progress |= {"data": identity["data"], "evaluated_step": last}
+        path.write_text(json.dumps(progress))
+        rewrite_manifest(folder)
+        manifest = read_json(folder / MANIFEST_FILE) | {"format_version": 2}
+        del manifest["files"]["README.md"]
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    best = steps / "best"
+    best.unlink()
+    (steps / str(best_so_far)).rename(best)
+    for path in best.glob("model_*.json"):
+        path.unlink()
+    manifest = read_json(best / MANIFEST_FILE)
+    del manifest["files"]["model_progress.json"]
+    (best / MANIFEST_FILE).write_text(json.dumps(manifest))
+    for entry in history:
+        entry["model"] = model_digest(best) if entry["step"] == best_so_far else None
+    (steps / "evaluations.json").write_text(json.dumps(history))
+    (steps / "run.json").write_text(json.dumps({"identity": identity}))
+
+
+def test_a_folder_of_an_older_version_goes_on_the_same(inputs, whole, tmp_path):
+    train(command(inputs, tmp_path, "--steps-this-run", 4))
+    steps = steps_folder(tmp_path)
+    as_of_an_older_version(steps)
+    assert str(best_of(whole)) not in steps_in(tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(steps, steps_folder(other))
+    train(command(inputs, tmp_path, *resuming(tmp_path)))
+    assert evaluations(steps) == evaluations(steps_folder(whole))
+    assert best_of(tmp_path) == best_of(whole)
+    for step in ("8", "best"):
+        here, there = (
+            folder / step / "model.safetensors" for folder in (steps, steps_folder(whole))
+        )
+        assert here.read_bytes() == there.read_bytes()
+    (steps_folder(other) / "evaluations.json").write_text("[]")
+    result = run_here(command(inputs, other, *resuming(other)))
+    assert result.returncode == 2
+    assert "lacks the evaluation of step 4, which was made before step 4" in result.stderr
+
+
+def test_a_model_has_the_digest_that_older_versions_recorded(tmp_path):
+    files = {"model.safetensors": {"size": 3, "sha256": ["ab"]}}
+    manifest = {"format_version": 2, "block_size": 16 << 20, "files": files}
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    assert model_digest(tmp_path) == "cf5e76a2e0b9d28e"
