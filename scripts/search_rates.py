@@ -38,7 +38,13 @@ from bert_recipe.config import RunConfig
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.reporting.comparison import scores_of_seeds
 from bert_recipe.reporting.markdown import markdown_table
-from bert_recipe.reporting.paired_scores import LEVEL, holm, p_value_of, paired_part
+from bert_recipe.reporting.paired_scores import (
+    LEVEL,
+    ROUNDING,
+    holm,
+    p_value_of,
+    paired_part,
+)
 from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
@@ -189,7 +195,10 @@ def what_seeds_tell(best: Setting, scores: dict[Setting, list[float]]) -> str:
     p_values = []
     for values in others:
         pairs = np.subtract(values, scores[best])
-        p_values.append(p_value_of(float(pairs.mean()), [paired_part(pairs)]))
+        part = paired_part(pairs)
+        # Equal differences, such as of one row with each seed, do not say how they spread.
+        is_known = part.variance > ROUNDING**2
+        p_values.append(p_value_of(float(pairs.mean()), [part]) if is_known else 1.0)
     num_apart = sum(p_value < LEVEL for p_value in holm(p_values))
     return f" The seeds tell {num_apart} of the {len(others)} other settings apart from it."
 

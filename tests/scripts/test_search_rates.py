@@ -69,6 +69,8 @@ def test_settings_that_seeds_do_not_tell_apart_are_counted():
     scores = {best: [0.81, 0.85, 0.83], other: [0.82, 0.80, 0.85], worse: [0.5, 0.54, 0.521]}
     text = search_rates.table("accuracy", scores)
     assert "The seeds tell 1 of the 2 other settings apart from it." in text
+    by_chance = {best: [0.84, 0.84, 0.86], other: [0.82, 0.82, 0.84]}  # of 50 rows
+    assert "The seeds tell 0 of the 1 other" in search_rates.table("accuracy", by_chance)
     one_seed = {setting: values[:1] for setting, values in scores.items()}
     assert "One seed tells none of them apart" in search_rates.table("accuracy", one_seed)
 
