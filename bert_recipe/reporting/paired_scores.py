@@ -157,11 +157,12 @@ def compare_scores(
 
     What chance adds has two parts. That of the runs: the variance of the pairs' differences, or of
     each model's scores if the runs are no pairs (Welch, 1947). It holds what runs differ by on
-    single rows, too. That of the rows: what all runs say of a row, which is the covariance of the
-    rows' differences between runs. Each variance has its own quantile of Student's t, and the
-    squares of the products are added. If the two models do not differ, at most 5% of the intervals
-    leave out 0, whatever the sizes of the parts (Banerjee, 1960, "Approximate confidence interval
-    for linear functions of means of k populations when the population variances are not equal").
+    single rows, too; this alone if the scores of few rows are equal by chance. That of the rows:
+    what all runs say of a row, which is the covariance of the rows' differences between runs. Each
+    variance has its own quantile of Student's t, and the squares of the products are added. If the
+    two models do not differ, at most 5% of the intervals leave out 0, whatever the sizes of the
+    parts (Banerjee, 1960, "Approximate confidence interval for linear functions of means of k
+    populations when the population variances are not equal").
     """
     first_S, second_S = (np.array([score.value() for score in side]) for side in (first, second))
     means = (float(first_S.mean()), float(second_S.mean()))
@@ -175,10 +176,10 @@ def compare_scores(
         half = half_width([ErrorPart(covariance(difference_G, difference_G), degrees)], LEVEL)
         return Difference(means, (value - half, value + half), None)
     if same_seeds:
-        of_runs = paired_part(second_S - first_S)
+        of_runs = with_rows(paired_part(second_S - first_S), second_SG - first_SG)
         of_rows = covariance_between_runs(second_SG - first_SG)
     else:
-        of_runs = unpaired_part(first_S, second_S)
+        of_runs = with_rows(unpaired_part(first_S, second_S), first_SG, second_SG)
         of_rows = covariance_between_runs(first_SG) + covariance_between_runs(second_SG)
         of_rows -= 2 * covariance(first_SG.mean(axis=0), second_SG.mean(axis=0))
     parts = [of_runs, ErrorPart(max(0.0, of_rows), degrees)]
@@ -199,6 +200,15 @@ def unpaired_part(first_S: np.ndarray, second_S: np.ndarray) -> ErrorPart:
         return ErrorPart(0.0, min(first.degrees, second.degrees))
     squares = first.variance**2 / first.degrees + second.variance**2 / second.degrees
     return ErrorPart(total, total**2 / squares)
+
+
+def with_rows(of_runs: ErrorPart, *sides_SG: np.ndarray) -> ErrorPart:
+    """`of_runs`, or if runs of equal scores differ on rows, what they differ by there."""
+    if of_runs.variance > ROUNDING**2:
+        return of_runs
+    variances = [side_SG.var(axis=0, ddof=1).sum() / side_SG.size for side_SG in sides_SG]
+    num_groups = sides_SG[0].shape[1]
+    return ErrorPart(float(sum(variances)) / num_groups, of_runs.degrees)
 
 
 def covariance(first_G: np.ndarray, second_G: np.ndarray) -> float:

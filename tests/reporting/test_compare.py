@@ -419,6 +419,21 @@ def test_inference_divides_logits_by_the_temperature_that_calibrate_writes(tmp_p
     assert_refused(run_here(words, inference.main), "temperature 0.0 is not positive")
 
 
+@pytest.mark.parametrize("same_seeds", [True, False])
+def test_two_seeds_with_equal_differences_by_chance_show_none(same_seeds):
+    """B has another row right with each seed: 2 of 100 predictions."""
+    first, second = (np.zeros((2, 50)) for _ in "AB")
+    first[:, 10:] = second[:, 10:] = 1
+    second[[0, 1], [0, 1]] = 1
+    scores = [list(map(MeanScore, side)) for side in (first, second)]
+    difference = compare_scores(*scores, same_seeds=same_seeds)
+    assert difference.value == pytest.approx(0.02)
+    # Of two rows, half a row squared for each; of the mean over two seeds half of that.
+    error = (2 * 0.5 / 50**2 / 2) ** 0.5
+    expected = 2 * stats.t.sf(0.02 / error, 1)
+    assert difference.p_value == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_temperature_is_not_fitted_where_few_rows_are_wrong(tmp_path):
     write_run(tmp_path / "run", "classes", 1)
     (path,) = (tmp_path / "run").glob("eval_predictions.*")
