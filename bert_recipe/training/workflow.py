@@ -86,7 +86,8 @@ def train_and_predict(
     first = next(iter(runs.values()))
     folder = first.folder.path.parent if has_several else first.folder.path
     open_report(config, folder, runtime)
-    if runtime.distributed.is_main and lacks_checkpoint(runs.values()):
+    has_updates = train_run is run_seed
+    if runtime.distributed.is_main and has_updates and lacks_checkpoint(runs.values()):
         print_line(f"no checkpoint in {folder} yet: starting at step 1")
     if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
         warn_of_vocabulary(cast(TextSamples, first.data.dataset), first.data.choice.tokenizer)
