@@ -73,8 +73,10 @@ def load_pretrained(
         labels = [f"LABEL_{index}" for index in range(num_labels)]
     if labels is not None:
         config = replace(config, labels=tuple(labels))
+    settings = None
     if issubclass(model_class, SentenceEmbedding):
-        config = replace(config, embedding_pooling=EmbeddingSettings.read(source.path).pooling)
+        settings = EmbeddingSettings.read(source.path)
+        config = replace(config, embedding_pooling=settings.pooling)
     unknown = kwargs.keys() - inspect.signature(model_class.__init__).parameters.keys()
     if unknown:
         raise TypeError(
@@ -83,6 +85,8 @@ def load_pretrained(
         )
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
+    if isinstance(model, SentenceEmbedding):
+        model.text_settings = settings
     weights = select_weights(model, source.tensors, source.path)
     allocate(model, torch.device("cpu"))
     model.init_weights(model.optional_heads)
@@ -118,8 +122,10 @@ def save_pretrained(
     values = {"architectures": [model.architecture], **config.to_dict()}
     files: dict[str, bytes] = {}
     if isinstance(model, SentenceEmbedding):
-        settings = EmbeddingSettings(pooling=config.embedding_pooling)
-        files |= settings.files(config.hidden_size, config.max_length)
+        settings = model.text_settings or EmbeddingSettings()
+        settings = replace(settings, pooling=config.embedding_pooling)
+        length = settings.max_seq_length or config.max_length
+        files |= settings.files(config.hidden_size, length)
     if tokenizer is not None:
         check_vocab_size(tokenizer, config)
         values["pad_token_id"] = tokenizer.pad_token_id

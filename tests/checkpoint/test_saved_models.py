@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, read_json
 from tokenizer_kinds import file_of
 
 from bert_recipe import (
@@ -21,6 +21,7 @@ from bert_recipe import (
 )
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import load_pretrained
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.registry import MODELS, config_from_dict
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.errors import UserError
@@ -184,3 +185,18 @@ def test_every_model_that_is_saved_and_loaded_is_the_same(kind, tmp_path):
         assert (again.config, again.config.labels) == (model.config, model.config.labels)
         for name, value in model.state_dict().items():
             assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_a_model_of_embeddings_keeps_what_is_done_around_it(tmp_path):
+    """Normalization, prompts, casing and the length of texts."""
+    settings = EmbeddingSettings("first", True, {"query": "find: "}, do_lower_case=True)
+    config = BertConfig(**TINY, embedding_pooling="first")
+    BertForSentenceEmbedding(config).save_pretrained(tmp_path / "a")
+    for name, content in settings.files(config.hidden_size, 24).items():
+        (tmp_path / "a" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(content)
+    BertForSentenceEmbedding.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "b")
+    stored = EmbeddingSettings.read(tmp_path / "b")
+    assert stored == EmbeddingSettings.read(tmp_path / "a") and stored.normalize
+    assert stored.prompts == settings.prompts and stored.do_lower_case
+    assert read_json(tmp_path / "b" / "sentence_bert_config.json")["max_seq_length"] == 24

@@ -7,7 +7,7 @@ padded in memory.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -256,7 +256,12 @@ class TokenClassification(ClassificationModel):
 class SentenceEmbedding(PreTrainedModel):
     """The mean of each sequence's last hidden states, or that of its first token, as `logits` [N,
     E].
+
+    text_settings: of a loaded model, what is done to texts and vectors around it, to be saved
+        again.
     """
+
+    text_settings: Any = None
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
