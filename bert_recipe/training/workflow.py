@@ -86,7 +86,7 @@ def train_and_predict(
     first = next(iter(runs.values()))
     folder = first.folder.path.parent if has_several else first.folder.path
     open_report(config, folder, runtime)
-    has_updates = train_run is run_seed
+    has_updates = getattr(first.task, "frozen", None) is None
     if runtime.distributed.is_main and has_updates and lacks_checkpoint(runs.values()):
         print_line(f"no checkpoint in {folder} yet: starting at step 1")
     if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
