@@ -89,8 +89,10 @@ def read_delimited(
     repeats = 0
     for number, cells in rows:
         is_empty = len(cells) > 1 and not any(cells)  # as spreadsheets write an empty row
-        if exact and is_empty and not keeps_empty:
-            continue
+        if exact and is_empty:
+            if not keeps_empty:
+                continue
+            cells = [""] * len(header)  # it may have fewer or more
         if has_header and is_header_again(cells, header):
             repeats += 1
             continue

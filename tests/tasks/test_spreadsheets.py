@@ -56,10 +56,10 @@ def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark, 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
 def test_an_empty_row_has_a_prediction_so_that_rows_keep_their_places(tmp_path, capsys, name):
     mark = {"a.csv": ",", "a.tsv": "\t"}[name]
-    lines = [("text", "n"), ("good", "1"), ("", ""), ("bad", "3"), ("", "")]
+    lines = [("text", "n"), ("good", "1"), ("", ""), ("bad", "3"), ("", "", "")]
     (tmp_path / name).write_text("".join(mark.join(cells) + "\n" for cells in lines))
     rows = [row for _, row in read_table(tmp_path / name, ["text"])]
-    assert [(row["text"], row["n"]) for row in rows] == lines[1:]
+    assert [(row["text"], row["n"]) for row in rows] == [*lines[1:4], ("", "")]
     assert "2 rows have an empty text: lines 3, 5" in capsys.readouterr().out
 
 
