@@ -80,15 +80,17 @@ def warn_of_far_numbers(path: Path, numbers: Sequence[float], places: Sequence[o
     with np.errstate(over="ignore", invalid="ignore"):
         squares_n = (np.array(numbers) - median) ** 2
     farthest = np.argsort(-squares_n, kind="stable")[: max(1, round(len(numbers) / 100))]
+    farthest = farthest[squares_n[farthest] > squares_n.mean()]  # the others are not far
     if len(numbers) < LEAST_NUMBERS or not squares_n[farthest].sum() > FAR_SHARE * squares_n.sum():
         return
     shown = [f"{place_text(places[index])} ({numbers[index]:g})" for index in farthest]
     share = squares_n[farthest].sum() / squares_n.sum()
+    advice = "learn the logarithms" if min(numbers) > 0 else "limit the range of the numbers"
     print_once(
         f"warning: {one_line(str(path))}: {len(farthest)} of {len(numbers)} numbers make "
         f"{share:.0%} of the squared distances from the median, {median:g}: "
         f"{one_line(listed(shown, MAX_PLACES))}: training follows these; correct them, or if they "
-        "are right, learn the logarithms"
+        f"are right, {advice}"
     )
 
 

@@ -77,6 +77,9 @@ def test_a_file_without_doubtful_rows_has_no_warning(tmp_path, capsys):
         (list(range(200)), None),
         ([*range(198), 1998, 19997], "2 of 200 numbers make 100% of the squared distances"),
         ([*range(198), 1998, 19997], "median, 99.5: line 201 (19997), line 200 (1998): training"),
+        ([*range(199), 9999], "1 of 200 numbers make 99%"),  # none of the others is far
+        ([*range(199), 9999], "if they are right, limit the range"),  # 0 has no logarithm
+        ([*range(1, 200), 9999], "if they are right, learn the logarithms"),
         ([math.exp(0.1 * number) for number in range(100)], None),
         ([math.exp(number) for number in range(100)], "line 101 (9.88903e+42)"),
         ([2] * 60, None),
