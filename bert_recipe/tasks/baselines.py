@@ -225,15 +225,21 @@ def chance_line(
 
 def rarer_classes(confusion_CC: np.ndarray) -> str | None:
     """How often another class than the most frequent one is right, if that is no chance, else None.
-    Of predictions in random order about a Poisson number is right, whose tail is the longer one.
+    Of predictions in random order, the number of right ones is hypergeometric for two classes
+    (Fisher's exact test), and for several about a Poisson number, whose tail is the longer one.
     """
-    from scipy.stats import poisson
+    from scipy.stats import hypergeom, poisson
 
     supports_C, predicted_C = confusion_CC.sum(axis=1), confusion_CC.sum(axis=0)
     is_rarer_C = supports_C < supports_C.max()
     num_right = confusion_CC.diagonal()[is_rarer_C].sum()
     expected = (supports_C * predicted_C)[is_rarer_C].sum() / supports_C.sum()
-    if num_right == 0 or poisson.sf(num_right - 1, expected) > CHANCE:
+    if num_right == 0:
+        return None
+    number = poisson(expected)
+    if len(supports_C) == 2:
+        number = hypergeom(supports_C.sum(), supports_C[is_rarer_C], predicted_C[is_rarer_C])
+    if number.sf(num_right - 1) > CHANCE:
         return None
     return (
         f"of {predicted_C[is_rarer_C].sum()} rows for which it predicts rarer classes {num_right} "

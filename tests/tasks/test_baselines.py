@@ -298,6 +298,7 @@ def test_a_score_that_is_not_above_chance_is_named(name, value, chance, says):
     ("confusion", "says"),
     [
         ([[423, 9], [35, 13]], "of 22 rows for which it predicts rarer classes 13 are right"),
+        ([[50, 30], [4, 16]], "of 46 rows for which it predicts rarer classes 16 are right"),
         ([[380, 70], [10, 40]], "40 are right, and 11.0 would be by chance"),
         ([[440, 10, 0], [30, 0, 10], [0, 0, 10]], "of 30 rows"),
         ([[449, 1], [49, 1]], None),  # as likely as not by chance
