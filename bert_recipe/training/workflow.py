@@ -88,7 +88,9 @@ def train_and_predict(
     open_report(config, folder, runtime)
     has_updates = getattr(first.task, "frozen", None) is None
     if runtime.distributed.is_main and has_updates and lacks_checkpoint(runs.values()):
-        print_line(f"no checkpoint in {folder} yet: starting at step 1")
+        phase1 = first.start.progress  # whose updates --lr-rewarmup counts
+        step = 1 if phase1 is None else phase1.step + 1
+        print_line(f"no checkpoint in {folder} yet: starting at step {step}")
     if runtime.distributed.is_main and first.data.num_examples is not None:  # of a file of texts
         warn_of_vocabulary(cast(TextSamples, first.data.dataset), first.data.choice.tokenizer)
     scores: list[dict[str, float]] = []

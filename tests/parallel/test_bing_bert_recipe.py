@@ -92,7 +92,8 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_updates_
         flags = (*first, "--max-steps", 7, "--log-freq", 1, "--learning-rate", 2e-3, *extra)
         return train(inputs.command(output, *flags, *resuming(output, "phase2")))
 
-    phase2(tmp_path / "whole")
+    begun = phase2(tmp_path / "whole").stdout
+    assert "phase2 yet: starting at step 4\n" in begun
     rates = {
         step: entry["learning_rate"]
         for step, entry in reported(tmp_path / "whole" / "report.json").items()
