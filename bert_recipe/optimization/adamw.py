@@ -15,9 +15,10 @@ MAX_SHARE = 1 / 8
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's fused AdamW, which also takes the sparse gradient [V, E] of a table on a CPU, such as
-    word embeddings. A row that never had a gradient has moments of zero and only decays, so the
-    moments of the other rows are all that is read and written; the values are the same to the bit.
+    """torch's AdamW, which with `fused=True` also takes the sparse gradient [V, E] of a table on a
+    CPU, such as word embeddings. A row that never had a gradient has moments of zero and only
+    decays, so the moments of the other rows are all that is read and written; the values are the
+    same to the bit. With `amsgrad` or `maximize`, torch refuses such a gradient.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -25,6 +26,10 @@ class AdamW(torch.optim.AdamW):
         # By table, the rows that have moments [V], the second moments and their version: others may
         # write them, such as a checkpoint that is restored.
         self.rows: dict[Tensor, tuple[Tensor, Tensor, int]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy, or loaded
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.rows = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -34,8 +39,9 @@ class AdamW(torch.optim.AdamW):
                 loss = closure()
         tables = {}
         for group in self.param_groups:
+            takes_rows = group["fused"] and not (group["amsgrad"] or group["maximize"])
             for p in group["params"]:
-                if p.grad is not None and p.grad.is_sparse:
+                if takes_rows and p.is_cpu and p.grad is not None and p.grad.is_sparse:
                     tables[p] = self._update_rows(p, p.grad, group)
                 elif p.grad is not None:
                     self.rows.pop(p, None)

@@ -1,5 +1,7 @@
 """LAMB against its algorithm in float64, and the step of every optimizer."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -391,6 +393,9 @@ def test_sparse_gradients_of_a_table_give_the_bits_of_dense_ones(weight_decay):
     shares = []
     for step in range(24):
         generator = torch.Generator().manual_seed(step)
+        if step == 3:
+            ours = copy.deepcopy(ours)
+            (sparse,) = ours.param_groups[0]["params"]
         # More and more rows, of which many occur several times.
         ids = (torch.rand(40, generator=generator) ** 3 * 4000 * (step + 1) / 24).long()
         grad = torch.randn(40, 48, generator=generator)
@@ -413,3 +418,11 @@ def test_sparse_gradients_of_a_table_give_the_bits_of_dense_ones(weight_decay):
             assert torch.equal(value, ours.state[sparse][key]), (step, key)
         shares.append((ours.state[sparse]["exp_avg"] != 0).any(1).double().mean())
     assert shares[0] < MAX_SHARE < shares[-1]
+
+
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"maximize": True}])
+def test_options_that_rows_lack_refuse_sparse_gradients(options):
+    table = nn.Parameter(torch.ones(4, 2))
+    nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        AdamW([table], **options, fused=bool(options)).step()
