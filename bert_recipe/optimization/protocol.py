@@ -130,15 +130,24 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def row_sums(gradient: Tensor) -> Tensor:
-    """A sparse gradient with each row once. Of one micro-batch, the sums are those of a dense
-    gradient to the bit; those of `coalesce` have another order.
+    """A sparse gradient with each row once; a dense one is not changed. Of one micro-batch, the
+    sums are those of a dense gradient to the bit; those of `coalesce` have another order.
     """
-    if gradient.is_coalesced():
+    if not gradient.is_sparse or gradient.is_coalesced():
         return gradient
     rows, places = gradient._indices()[0].unique(return_inverse=True)
     sums = torch.ops.aten.embedding_dense_backward(gradient._values(), places, len(rows), -1, False)
-    return torch.sparse_coo_tensor(
-        rows[None], sums, gradient.shape, check_invariants=False, is_coalesced=True
+    # torch.sparse_coo_tensor warns in torch 2.11, whatever `check_invariants` is.
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        1,
+        gradient.ndim - 1,
+        gradient.shape,
+        rows[None],
+        sums,
+        dtype=sums.dtype,
+        layout=gradient.layout,
+        device=sums.device,
+        is_coalesced=True,
     )
 
 

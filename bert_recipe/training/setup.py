@@ -12,9 +12,7 @@ from bert_recipe.config import RunConfig
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.kernels.linear import float32_linear, onednn_is_faster
-from bert_recipe.optimization.adamw import AdamW
 from bert_recipe.optimization.layers import freeze_lowest_layers
 from bert_recipe.optimization.lr_scheduler import LearningRate, make_schedule
 from bert_recipe.optimization.precision import (
@@ -23,7 +21,6 @@ from bert_recipe.optimization.precision import (
     slow_bfloat16,
 )
 from bert_recipe.optimization.registry import make_optimizer
-from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize
 from bert_recipe.parallel.runtime import Runtime
@@ -34,6 +31,7 @@ from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.fitted_numbers import FitToNumbers
 from bert_recipe.training.guessing import GuessingLoss
 from bert_recipe.training.head_first import HeadFirst, begins_with_head, head_rate
+from bert_recipe.training.row_gradients import RowGradients, takes_row_gradients
 from bert_recipe.training.run import Run
 from bert_recipe.training.shrunk_outputs import ShrunkOutputs
 from bert_recipe.training.trainer import Trainer
@@ -135,7 +133,6 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
         optimizer_product_dtype(runtime.precision, parallel.optimizer_device),
     )
     parallel.prepare(optimizer)
-    model.word_embeddings.sparse = takes_sparse_gradient(parallel, optimizer)
     state = TrainState(run, parallel, optimizer)
     state.restore()
     if begins_with_head(run, state):
@@ -144,20 +141,9 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     follow()
     stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
     callbacks = make_callbacks(run, state, follow, stopwatch, runtime)
+    if takes_row_gradients(parallel, optimizer):
+        callbacks.append(RowGradients(parallel))
     return Trainer(run, state, learning_rate, runtime, callbacks, stopwatch)
-
-
-def takes_sparse_gradient(parallel: ParallelModel, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the gradient of the word embeddings has the rows of a batch's tokens only."""
-    model = parallel.model
-    return (
-        type(parallel) is ParallelModel  # others add and send dense gradients
-        and isinstance(optimizer, AdamW)
-        and parallel.masters is None
-        and parallel.optimizer_device.type == "cpu"
-        and not model.is_compiled
-        and not isinstance(model, MaskedLanguageModel)  # whose output layer has a dense one
-    )
 
 
 def make_loader(trainer: Trainer) -> StepLoader:

@@ -509,15 +509,16 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         assert evaluations(one) == evaluations(two)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
 def test_word_embeddings_with_sparse_gradients_are_those_with_dense_ones(
-    files, tmp_path, monkeypatch
+    files, tmp_path, monkeypatch, micro_batches
 ):
-    flags = (*sst_2(files, "--do-train"), "--max-grad-norm", 1e9)
+    merged = ("--gradient-merge-steps", micro_batches)
+    flags = (*sst_2(files, "--do-train"), "--max-grad-norm", 1e9, *merged)
     assert run(files, tmp_path / "sparse", *flags, "--steps-this-run", 5) == 0
     assert run(files, tmp_path / "sparse", *flags, "--resume-from-checkpoint") == 0
-    monkeypatch.setattr(setup, "takes_sparse_gradient", lambda *_: False)
+    monkeypatch.setattr(setup, "takes_row_gradients", lambda *_: False)
     assert run(files, tmp_path / "dense", *flags) == 0
-    (sparse,), (dense,) = (
-        list((tmp_path / name).rglob("48/model.safetensors")) for name in ("sparse", "dense")
-    )
+    last = f"{48 // micro_batches}/model.safetensors"
+    (sparse,), (dense,) = (list((tmp_path / name).rglob(last)) for name in ("sparse", "dense"))
     assert sparse.read_bytes() == dense.read_bytes()
