@@ -227,6 +227,19 @@ def test_the_regularization_follows_the_rows():
     assert lengths[0] > 5 * lengths[1]
 
 
+def test_copies_of_rows_are_no_reason_for_large_weights():
+    """Held-out copies of training rows would be right with the largest ones."""
+    noise, labels = np.random.default_rng(0).normal(size=(60, 64)), np.arange(60) % 2
+    lengths = []
+    for copies in (1, 3):
+        rows = np.tile(np.arange(60), copies)
+        fitted = FrozenEncoder(None).fit(noise[rows], labels[rows], ("a", "b"))
+        lengths.append(np.linalg.norm(fitted.weight_CE))
+    assert lengths[1] < 6 * lengths[0]
+    same = FrozenEncoder(None).fit(np.tile(noise[0], (4, 1)), labels[:4], ("a", "b"))
+    assert np.isfinite(same.weight_CE).all()
+
+
 def test_the_fit_that_is_repeated_to_predict_has_the_calibration_of_before(glue_files, tmp_path):
     encoder = make_encoder(tmp_path / "encoder", "bert")
     both = ("--do-train", "--do-predict")
