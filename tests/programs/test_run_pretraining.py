@@ -45,7 +45,7 @@ from transformers import AutoModelForPreTraining, BertForMaskedLM
 
 import run_pretraining
 from bert_recipe.optimization import precision
-from bert_recipe.training import evaluation, trainer
+from bert_recipe.training import evaluation, evaluation_callback, trainer
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
         wait_until(lambda: "2" in steps_in(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "evaluate", interrupted)
+    monkeypatch.setattr(evaluation_callback, "evaluate", interrupted)
     command = inputs.command(tmp_path, "--max-steps", 2, "--eval-dir", inputs.held_out)
     with pytest.raises(KeyboardInterrupt):
         run_pretraining.main(command)

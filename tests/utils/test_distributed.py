@@ -30,7 +30,7 @@ from rank_runs import run_distributed
 
 import run_pretraining
 from bert_recipe.checkpoint.writer import CheckpointWriter
-from bert_recipe.training import evaluation, workflow
+from bert_recipe.training import evaluation_callback, workflow
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.distributed import (
@@ -249,7 +249,7 @@ def fail_at(argv):
 
     owner, name = {
         "start": (workflow, "build_trainer"),
-        "evaluation": (evaluation, "evaluate"),
+        "evaluation": (evaluation_callback, "evaluate"),
         "checkpoint": (Checkpoints, "save"),
     }.get(phase, (Trainer, "optimizer_step"))
     if os.environ["RANK"] == "1" and phase != "nowhere":
