@@ -109,6 +109,8 @@ def train_and_predict(
     except StopAtOnce:
         if runtime.distributed.is_main and first.saves:
             print_line(f"stopped by a signal: {how_to_resume(first.record)}")
+        if runtime.distributed.world_size > 1:  # the others may wait in a collective: no barrier
+            raise SystemExit(stop.exit_code) from None
         return stop.exit_code
     if has_several and any(scores) and runtime.distributed.is_main:
         title = f"{first.task.name}, {range_of(list(runs))}"

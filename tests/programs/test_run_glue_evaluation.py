@@ -19,6 +19,7 @@ from glue_runs import (
     words,
     write_csv,
 )
+from processes import exit_codes, start_several
 from safetensors.torch import load_file
 from small_runs import evaluations, files_of, run_here
 
@@ -26,7 +27,7 @@ import report
 import run_embeddings
 import run_glue
 from bert_recipe.checkpoint.folder import find_model_folder
-from bert_recipe.training import workflow
+from bert_recipe.training import prediction, workflow
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 
@@ -66,6 +67,26 @@ def test_a_signal_ends_seeds_wherever_it_comes(
         assert says in capsys.readouterr().out
     assert run(files, tmp_path, *flags, "--resume-from-checkpoint") == 0
     assert len([*folder.glob("seed-*/scores.json")]) == 2 and (folder / "scores.json").exists()
+
+
+def signalled_in_prediction(argv: list[str]) -> int:
+    original = prediction.predict
+
+    def signalled(*arguments):
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    prediction.predict = signalled
+    return run_glue.main(argv)
+
+
+def test_a_signal_to_one_process_in_a_prediction_meets_no_collective_of_another(files, tmp_path):
+    argv = words(files, tmp_path, *own_files(files, "--do-train", "--do-eval"), "--max-steps", 1)
+    processes = start_several(argv, tmp_path / "log", function=signalled_in_prediction)
+    assert exit_codes(processes) == [0, 2]
+    assert "stopped by a signal: rerun" in (tmp_path / "log.0").read_text()
+    assert "another rank failed" in (tmp_path / "log.1").read_text()
 
 
 @pytest.mark.parametrize("change", ["damaged", "gone"])
