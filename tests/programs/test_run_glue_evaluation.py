@@ -72,10 +72,10 @@ def test_a_signal_ends_seeds_wherever_it_comes(
 def signalled_in_prediction(argv: list[str]) -> int:
     original = prediction.predict
 
-    def signalled(*arguments):
+    def signalled(*arguments, **options):
         if os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)
+        return original(*arguments, **options)
 
     prediction.predict = signalled
     return run_glue.main(argv)
