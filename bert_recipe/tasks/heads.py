@@ -70,6 +70,8 @@ class Use(NamedTuple):
 def answers(asked: Asked) -> Use:
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
         for place, row in zip(places, rows, strict=True):
+            if not (row["question"] or row["context"]):  # an empty row of a table
+                continue
             for name, what in (("question", "question"), ("context", "passage")):
                 if not len(asked.tokenizer.encode(row[name])):
                     raise UserError(f"{place}: the {what} has no words: give a text")

@@ -29,7 +29,7 @@ def masked_rows(
     tokenizer: "Tokenizer", places: Sequence[str], texts: Sequence[str]
 ) -> PredictedRows:
     """Texts whose masks are to be filled, by what `best_words` finds. places: of texts, in errors.
-    Raises UserError for a text without a mask.
+    Raises UserError for a text without a mask that is not empty.
     """
     mask = re.compile("|".join(map(re.escape, {MASK, tokenizer.special_tokens["mask_token"]})))
     parts_of_texts = [mask.split(text) for text in texts]
@@ -39,7 +39,7 @@ def masked_rows(
     remaining = iter(ids_of_all_parts)
     sequences = []
     for place, parts in zip(places, parts_of_texts, strict=True):
-        if len(parts) == 1:
+        if len(parts) == 1 and parts[0]:  # an empty row of a table stays empty
             raise UserError(f"{place}: the text has no {MASK}: write it where a word is missing")
         ids = [*next(remaining)]
         for _ in parts[1:]:

@@ -288,6 +288,25 @@ def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
         ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "texts", "flags"),
+    [
+        (BertForMaskedLM, ("A [MASK]", ""), ("--text-column", "t")),
+        (
+            BertForQuestionAnswering,
+            ("Anna", ""),
+            ("--question-column", "t", "--context-column", "c"),
+        ),
+    ],
+)
+def test_an_empty_row_of_a_table_has_an_empty_result(folder, tmp_path, kind, texts, flags):
+    lines = ["t,c", *(f"{text},{text}" for text in texts)]
+    (tmp_path / "in.csv").write_text("".join(line + "\n" for line in lines))
+    run(folder(kind), tmp_path / "in.csv", tmp_path / "out.csv", *flags)
+    _, row = rows_of(tmp_path / "out.csv")
+    assert row.get("answer", "") == row.get("filled", "") == ""
+
+
 def test_masked_words_of_a_file_are_those_of_transformers(folder, tmp_path, capsys):
     model = folder(BertForMaskedLM)
     texts = [
