@@ -221,7 +221,7 @@ def calibrate(path: Path) -> list[str]:
     `path`, one for each seed or fold. Returns lines that say so. Raises UserError if there are no
     probabilities of classes, or no model.
     """
-    lines = []
+    fits = []
     for folder in only_run(path).values():
         sets = read_scored_rows([folder])
         pair = scored_probabilities(sets.values())
@@ -236,9 +236,11 @@ def calibrate(path: Path) -> list[str]:
                 f"is fitted on at least {LEAST_WRONG} wrong ones: score a larger file, of rows "
                 f"that were not trained on"
             )
-        result = calibration(*pair)
         model = find_model_folder(folder, print_line)
-        write_temperature(model, result.temperature, len(pair[1]))
+        fits.append((model, calibration(*pair), len(pair[1])))
+    lines = []
+    for model, result, num_rows in fits:  # once all seeds have one
+        write_temperature(model, result.temperature, num_rows)
         lines.append(
             f"{model / CALIBRATION_FILE}: temperature {result.temperature:.2f}; expected "
             f"calibration error {percent(result.error)}% without, "

@@ -435,11 +435,15 @@ def test_two_seeds_with_equal_differences_by_chance_show_none(same_seeds):
 
 
 def test_a_temperature_is_not_fitted_where_few_rows_are_wrong(tmp_path):
-    write_run(tmp_path / "run", "classes", 1)
-    (path,) = (tmp_path / "run").glob("eval_predictions.*")
+    """Then no seed of the run gets one."""
+    for seed in (1, 2):
+        write_run(tmp_path / "run" / f"seed-{seed}", "classes", 1)
+        (tmp_path / "run" / f"seed-{seed}" / "model.safetensors").touch()
+    (path,) = (tmp_path / "run" / "seed-2").glob("eval_predictions.*")
     rows = list(map(json.loads, path.read_text().splitlines()))
     right = [row for row in rows if row["prediction"] == row["label"]]
     wrong = [row for row in rows if row["prediction"] != row["label"]][:9]
     path.write_text("".join(json.dumps(row) + "\n" for row in right + wrong))
     says = f"9 of {len(right) + 9} scored rows are wrong"
     assert_refused(run(tmp_path / "run", "--calibrate"), says, "score a larger file")
+    assert not [*(tmp_path / "run").rglob("calibration.json")]
