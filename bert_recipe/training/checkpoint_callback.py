@@ -169,7 +169,8 @@ class Checkpoints(Callback):
 def how_to_resume(record: RunRecord) -> str:
     flags = record.arguments
     advice = "rerun the same command with --resume-from-checkpoint"
-    if flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto":
+    resumes = flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
+    if resumes or flags.get("frozen_encoder"):  # a fit is repeated
         advice = "rerun the same command to resume"
     if flags.get("overwrite"):
         advice += ", without --overwrite"

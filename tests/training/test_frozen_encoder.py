@@ -1,6 +1,9 @@
 """Classifiers that are fitted to the vectors of an encoder: --frozen-encoder."""
 
 import csv
+import os
+import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from bert_recipe.model.encoders.registry import config_from_dict, make_model
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.training import frozen_encoder
 from bert_recipe.utils.errors import UserError
 
 BERT = {**TINY, "num_hidden_layers": 2}
@@ -238,6 +242,17 @@ def test_copies_of_rows_are_no_reason_for_large_weights():
     assert lengths[1] < 6 * lengths[0]
     same = FrozenEncoder(None).fit(np.tile(noise[0], (4, 1)), labels[:4], ("a", "b"))
     assert np.isfinite(same.weight_CE).all()
+
+
+def test_a_signal_in_a_fit_names_no_flag_that_a_fit_refuses(
+    glue_files, tmp_path, monkeypatch, capsys
+):
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    stop = partial(os.kill, os.getpid(), signal.SIGTERM)
+    monkeypatch.setattr(frozen_encoder, "predict_all", lambda *_: stop())
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder") == 0
+    out = capsys.readouterr().out
+    assert out.endswith("stopped by a signal: rerun the same command to resume\n")
 
 
 def test_the_fit_that_is_repeated_to_predict_has_the_calibration_of_before(glue_files, tmp_path):
