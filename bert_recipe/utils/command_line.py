@@ -60,10 +60,10 @@ class Arguments(argparse.Namespace):
         }
 
     def changed(self) -> dict[str, Any]:
-        """The values given on the command line, by flag as typed."""
+        """The values given on the command line, by flag as typed, but for `--no-`."""
         values = self.as_dict()
         return {
-            flag: values[name]
+            positive(flag): values[name]
             for name, flag in self._given.items()
             if values[name] != self._defaults[name]
         }
@@ -79,7 +79,7 @@ class Arguments(argparse.Namespace):
             value = vars(self)[name]
             values = value if isinstance(value, list) else [value]
             if values:
-                words.append(flag)
+                words.append(positive(flag))
             for part in values:
                 text = part.name if isinstance(part, Path) else str(part)
                 if part is not True:
@@ -92,6 +92,11 @@ class Arguments(argparse.Namespace):
         return {
             name: str(value) if isinstance(value, Path) else value for name, value in public.items()
         }
+
+
+def positive(flag: str) -> str:
+    """The flag that has the value of `flag`: `--no-shuffle` sets that of `--shuffle`."""
+    return flag.replace("--no-", "--", 1)
 
 
 class BooleanFlag(argparse.Action):

@@ -336,6 +336,11 @@ def test_settings_are_printed_as_far_as_asked_for():
     flags = "--task-name", "multi-label", "--label-column", "d", "b c"
     (typed,) = startup_messages(make_run_config(table(*flags)))
     assert "--label-column d 'b c'" in typed
+    for words in ("--no-shrink-outputs", "--no-shrink-outputs True", "--shrink-outputs no"):
+        args = table(*words.split())
+        assert "--shrink-outputs False" in startup_messages(make_run_config(args))[0]
+        _, _, *typed_again = args.command().split()  # on model cards
+        assert "--shrink-outputs" in typed_again and not table(*typed_again).shrink_outputs
     (everything,) = messages("--show-config")
     assert "--num-workers" in everything and len(everything.splitlines()) > 60
 
