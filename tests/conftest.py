@@ -122,9 +122,11 @@ def _late_imports_exempted():
 
 
 @pytest.fixture(autouse=True)
-def _nothing_printed_yet():
-    """Each test sees the lines that a program prints once."""
+def _state_of_a_new_process():
+    """Each test sees the lines that a program prints once, and no --deterministic of another."""
     printed_once.clear()
+    if torch := sys.modules.get("torch"):
+        torch.use_deterministic_algorithms(False)
 
 
 TINY = {
