@@ -259,6 +259,7 @@ newest_step() { # folder_of_steps [2, to look in the folders of its seeds, too]
   [[ ! -d $1 ]] || find "$1" -maxdepth "${2:-1}" -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
 }
 
+# shellcheck disable=SC2154
 is_exhausted() { # checkpoint: whether early stopping has ended its run
   PYTHONPATH=$code_dir python3 -c '
 import sys
