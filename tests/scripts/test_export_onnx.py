@@ -121,7 +121,10 @@ def test_a_classifier_on_a_frozen_encoder_gives_the_logits_of_sentence_transform
     ],
     ids=["pre-LayerNorm BERT", "NeoBERT"],
 )
-def test_models_that_transformers_lacks_are_refused_and_run_no_code(config, head, tmp_path):
+def test_models_that_transformers_lacks_are_refused_and_run_no_code(
+    config, head, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(export_onnx, "PACKAGES", ("transformers",))  # before the others are used
     folder, target = tmp_path / "model", tmp_path / "onnx"
     model = make_model(head, replace(config, labels=("a", "b")))
     save_pretrained(model, folder, load_tokenizer(VOCAB_FILE))
