@@ -29,6 +29,7 @@ from bert_recipe.config.deepspeed_config import (
     note_on_version,
 )
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
+from bert_recipe.optimization.adamw import AdamW
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
 from bert_recipe.optimization.registry import spec_named
@@ -117,6 +118,10 @@ class DeepSpeedModel(ParallelModel):
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             atexit.register(dist.destroy_process_group)
         deepspeed = load_deepspeed(self.device)
+        # It asks for torch's own class, and this is that without sparse gradients.
+        supported = deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS
+        if AdamW not in supported:
+            supported.append(AdamW)
         if self.distributed.is_main and (note := note_on_version()):
             print_line(note)
         if self.device.type == "cpu" and self.distributed.local_rank == 0:
