@@ -159,9 +159,9 @@ def compare_scores(
     each model's scores if the runs are no pairs (Welch, 1947). It holds what runs differ by on
     single rows, too; this alone if the scores of few rows are equal by chance. That of the rows:
     what all runs say of a row, which is the covariance of the rows' differences between runs. Each
-    variance has its own quantile of Student's t, and the squares of the products are added. If the
-    two models do not differ, at most 5% of the intervals leave out 0, whatever the sizes of the
-    parts (Banerjee, 1960, "Approximate confidence interval for linear functions of means of k
+    variance has its own quantile of Student's t, and the squares of the products are added. For
+    equal models, at most 5% of the intervals do not contain 0, whichever part is the larger one
+    (Banerjee, 1960, "Approximate confidence interval for linear functions of means of k
     populations when the population variances are not equal").
     """
     first_S, second_S = (np.array([score.value() for score in side]) for side in (first, second))

@@ -513,3 +513,15 @@ def test_the_terminal_shows_the_most_confident_mistakes(tmp_path, capsys):
     mistake = Mistake("text " * 99, "label 1", many, 0.9)
     *_, line = mistake_lines([mistake], 1, path)
     assert line.startswith("  0.90  label 1, predicted label 0|label 1|") and len(line) < 200
+
+
+def test_a_mistake_without_any_of_several_labels_says_so(tmp_path, capsys):
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\nfirst,x|y\nsecond,\nthird,x\n")
+    options = replace(OWN_FILE, task_name="multi-label", eval_file=path, do_eval=True)
+    spec = replace(OWN, multi_label=True, labels=("x", "y"))
+    (evaluation,) = ClassificationTask(options, spec).prediction_sets(TOKENIZER)
+    evaluation.finish(np.array([[-9.0, -9], [9, -9], [9, -9]]), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    shown = {line.split("  ")[-1] for line in lines[2:]}
+    assert shown == {"x|y, predicted (none): first", "(none), predicted x: second"}
