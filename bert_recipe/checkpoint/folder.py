@@ -309,7 +309,8 @@ def find_model_folder(
     if newest is None:
         refuse_foreign(path)
         raise UserError(
-            f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path"
+            f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: "
+            + (f"did you mean {below}?" if (below := run_below(path)) else "check the path")
         )
     step = best_step_of(newest) if takes_best else None
     if step is not None:  # the link is gone, as in a copy without links
@@ -324,6 +325,12 @@ def find_model_folder(
         return model
     log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
+
+
+def run_below(folder: Path) -> Path | None:
+    """A folder of steps below an --output-dir or its <model>, the first by name; None without."""
+    folders = sorted(path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth))
+    return next((path for path in folders if checkpoint_steps(path)), None)
 
 
 def best_step_of(folder: Path) -> int | None:

@@ -1,6 +1,7 @@
 """Identity by content: a run's data, settings, folder, record and best model."""
 
 import json
+import re
 import shutil
 from functools import partial
 
@@ -18,6 +19,7 @@ from bert_recipe.checkpoint.rows import TensorRows
 from bert_recipe.checkpoint.writer import Checkpoint
 from bert_recipe.training import trainer as trainer_module
 from bert_recipe.training.run import Run
+from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.json_files import read_json
 
@@ -119,6 +121,8 @@ def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
     shutil.copytree(finished, folder)
     assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
     assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
+    with pytest.raises(UserError, match=re.escape(f"did you mean {folder}?")):
+        find_model_folder(tmp_path)  # an --output-dir
     shutil.copytree(finished / "2", folder / "1")
     (folder / "best").symlink_to("1")
     assert find_model_folder(folder) == folder / "1"
