@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-import torch
-
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.optimization.adamw import AdamW
 from bert_recipe.optimization.protocol import row_sums
@@ -12,12 +12,12 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.training.callbacks import Callback
 
 
-def takes_row_gradients(parallel: ParallelModel, optimizer: torch.optim.Optimizer) -> bool:
+def takes_row_gradients(state: TrainState) -> bool:
     """Whether an update with such gradients has the bits of one with dense ones, in less time."""
-    model = parallel.model
+    parallel, model = state.parallel, state.model
     return (
         type(parallel) is ParallelModel  # others add and send dense gradients
-        and isinstance(optimizer, AdamW)
+        and isinstance(state.optimizer, AdamW)
         and parallel.masters is None
         and parallel.optimizer_device.type == "cpu"
         and model.word_embeddings.weight.requires_grad
@@ -31,8 +31,8 @@ class RowGradients(Callback):
     model. Each micro-batch's rows are summed at once, as in a dense gradient.
     """
 
-    def __init__(self, parallel: ParallelModel):
-        self.table = parallel.model.word_embeddings
+    def __init__(self, model: PreTrainedModel):
+        self.table = model.word_embeddings
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:

@@ -141,8 +141,6 @@ def build_trainer(run: Run, runtime: Runtime, model: PreTrainedModel | None = No
     follow()
     stopwatch = Stopwatch(runtime.device, enabled=run.settings.trainer.benchmark)
     callbacks = make_callbacks(run, state, follow, stopwatch, runtime)
-    if takes_row_gradients(parallel, optimizer):
-        callbacks.append(RowGradients(parallel))
     return Trainer(run, state, learning_rate, runtime, callbacks, stopwatch)
 
 
@@ -181,9 +179,11 @@ def make_callbacks(
     follow: sets the learning rates of the updates to come.
     stopwatch: of the phases of an update.
     """
-    if run.is_trial:
-        return []
     callbacks: list[Callback] = []
+    if takes_row_gradients(state):
+        callbacks.append(RowGradients(state.model))
+    if run.is_trial:
+        return callbacks
     if run.task.numbers is not None:
         callbacks.append(FitToNumbers(run, state, runtime))
     if not run.saves:
