@@ -150,7 +150,7 @@ class Run:
         trainer = self.settings.trainer
         if trainer.measured_batches is not None:
             return first + sum(trainer.measured_batches)
-        if trainer.steps_this_run is None:
+        if trainer.steps_this_run is None or self.is_trial:
             return self.max_steps
         return min(first + trainer.steps_this_run, self.max_steps)
 

@@ -73,7 +73,7 @@ class Trainer:
         # Of the run, for the log; a benchmark may be longer than the run.
         self.num_steps = state.last_step if config.benchmark else run.max_steps
         self.profile = UpdateProfile(
-            config.profile_update if self.distributed.is_main else None,
+            config.profile_update if self.distributed.is_main and not run.is_trial else None,
             max(state.last_step, run.max_steps),
             run.folder.path,
             self.distributed.rank,

@@ -142,10 +142,8 @@ def held_out_logits(
 def trial_of(run: Run, dataset: TextDataset) -> Run:
     """A run of the same epochs on a part of the rows, which writes and logs nothing."""
     max_steps = math.ceil(run.max_steps * len(dataset) / len(run.data.dataset))
-    trainer = replace(run.settings.trainer, steps_this_run=None, profile_update=None)
     return replace(
         run,
-        settings=replace(run.settings, trainer=trainer),
         data=replace(run.data, dataset=dataset, sets=(), held_out=None),
         values=replace(run.values, max_steps=max_steps),
         record=replace(run.record, phase="trial", num_samples=len(dataset)),
