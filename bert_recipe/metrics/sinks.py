@@ -338,19 +338,25 @@ class Reporter:
             print_error(f"warning: {sink.name} failed ({reason}): continuing without it")
 
 
-def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
-    """Creates the sinks that the flags enable."""
+def make_reporter(config: RuntimeConfig, is_main: bool, name: str = "") -> Reporter:
+    """Creates the sinks that the flags enable. name: of one of several runs, whose files and folder
+    have it in their names.
+    """
     if not is_main:
         return Reporter()
+
+    def named(path: Path) -> Path:
+        return path.with_stem(f"{path.stem}-{name}") if name else path
+
     sinks: list[Sink] = [TerminalSink()]
     if installed_package() is not None:
         sinks.append(RegisteredBackends())
     if config.report_file is not None:
-        sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
+        sinks.append(DLLoggerJsonSink(named(config.report_file), "--report-file"))
     if config.log_file is not None:
-        sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
+        sinks.append(DLLoggerTextSink(named(config.log_file), "--log-file"))
     if config.tensorboard_dir is not None:
-        sinks.append(TensorBoardSink(config.tensorboard_dir))
+        sinks.append(TensorBoardSink(config.tensorboard_dir / name))
     if config.wandb_project is not None:
         sinks.append(WandbSink(config.wandb_project))
     return Reporter(sinks)

@@ -136,17 +136,8 @@ def logs_of(run: Run, name: str, runtime: Runtime) -> Iterator[Runtime]:
         yield runtime
         return
 
-    def of_seed(path: Path | None) -> Path | None:
-        return path and path.with_stem(f"{path.stem}-{name}")
-
-    logs = run.settings.runtime
-    logs = replace(
-        logs,
-        report_file=of_seed(logs.report_file),
-        log_file=of_seed(logs.log_file),
-        tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
-    )
-    with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
+    logs, is_main = run.settings.runtime, runtime.distributed.is_main
+    with closing(make_reporter(logs, is_main, name)) as reporter:
         seed_runtime = replace(runtime, reporter=reporter)
         open_report(run.settings, run.folder.path, seed_runtime)
         yield seed_runtime
