@@ -29,6 +29,7 @@ REPEATED_RESULTS = (
 MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 # Flags of the weights that a run starts from, the first one that is given.
 STARTS = ("from_phase1_final_params", "from_checkpoint", "from_pretrained_params")
+OF_RUNS = ("phase1", "phase2", "best")  # folders
 RECENT_POINTS = 10  # whose speed tells how long the rest takes
 
 
@@ -77,9 +78,15 @@ def model_of(phase: RunPhase) -> str:
     if folder.name == phase.name.partition(",")[0]:
         name = folder.parent.name
     else:
-        name = Path(str(starts[0])).name if starts else str(settings.get("bert_model") or "")
+        name = start_name(starts[0]) if starts else str(settings.get("bert_model") or "")
     is_random = settings.get("starting_weights") == "random"
     return f"{name}, random weights" if name and is_random else name
+
+
+def start_name(path: Any) -> str:
+    """The name of the model folder, also of a run's: `<model>/phase1/<step>`."""
+    names = [part for part in Path(str(path)).parts if not (part.isdigit() or part in OF_RUNS)]
+    return names[-1] if names else ""
 
 
 def data_facts(phase: RunPhase) -> Facts:

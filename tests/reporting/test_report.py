@@ -382,6 +382,14 @@ def test_the_card_of_pre_training_says_what_was_seen_and_what_is_left(tmp_path):
     assert "Time left" not in Parsed(page_of(tmp_path, tmp_path / "page.html")).cells
 
 
+def test_a_log_beside_the_runs_folder_has_the_name_of_the_model_that_it_starts_from(tmp_path):
+    start = {"from_checkpoint": "results/custom/phase1", "starting_weights": "random"}
+    log = Log(tmp_path / "results" / "dllogger_p1.json").start(SETTINGS | start)
+    log.train([10])
+    cells = Parsed(page_of(tmp_path, tmp_path / "page.html")).cells
+    in_order(cells, ["Model", "custom, random weights"])
+
+
 def test_seeds_are_one_run_with_its_means_first_and_settings_differ_by_run(tmp_path):
     for name, rate in (("a", 0.1), ("b", 0.2)):
         folder = tmp_path / name / "mini" / "classification"
