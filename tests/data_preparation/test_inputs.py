@@ -153,7 +153,7 @@ READERS = {
     "prepared text": lambda folder: [entry["path"] for entry in text_files(folder, "format")],
     "parts of a table": lambda folder: table_parts(folder / "*.txt"),
     "logs and shards": lambda folder: files_below(folder, (".txt",)),
-    "size of a plan": lambda folder: ["a.txt"] * text_bytes(folder),
+    "size of a plan": lambda folder: ["a.txt"] * int(text_bytes(folder)),
 }
 
 
