@@ -119,6 +119,21 @@ def test_short_sentences_of_all_languages_are_kept():
         assert is_passage(f"{'a word ' * 20}{sentence}")
 
 
+HEADINGS = [
+    *("Erstes Kapitel", "3. Kapitel", "CHAPITRE IV\n\nLe départ", "Capítulo primero", "第一章 雨"),
+    *("ГЛАВА ПЕРВАЯ", "제1장", "5. fejezet", "الفصل الأول", "अध्याय 1"),
+]
+
+
+def test_chapters_of_other_languages_are_documents():
+    chapter = " ".join(LONG.split())
+    book = "\n\n".join(f"{heading}\n\n{LONG}" for heading in HEADINGS)
+    assert [document.paragraphs for document in clean_book(book)] == [[chapter]] * len(HEADINGS)
+    prose = "Kapitel 3 war das beste, sagte er."  # as a word of the text
+    (document,) = clean_book("\n\n".join([chapter, prose, chapter]))
+    assert document.paragraphs == [chapter, prose, chapter]
+
+
 def test_a_book_without_line_breaks_is_cleaned_in_parts_and_keeps_every_word(monkeypatch):
     monkeypatch.setattr(reader, "MAX_DOCUMENT", 10_000)
     text = " ".join((SAMPLE / "treasure-island.txt").read_text(encoding="utf-8")[20_000:].split())

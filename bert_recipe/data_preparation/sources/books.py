@@ -31,6 +31,15 @@ NUMBER = (
 )
 PARTS = r"chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section"
 NUMBERED = re.compile(rf"\W*(?:{PARTS})\s+(?:{NUMBER}|\W*$)", re.I)
+# Headings of other languages, such as "Erstes Kapitel", "CHAPITRE IV" and "第一章", where a block is
+# no prose.
+FOREIGN = re.compile(
+    r"\W*(?:\w+\W+)?(?:kapitel|kapittel|teil|buch|aufzug|chapitre|livre|partie|acte|"
+    r"cap[ií]tulo|capitolo|libro|parte|atto|hoofdstuk|rozdział|część|kapitola|"
+    r"глава|часть|книга|розділ|частина|bölüm|fejezet|luku|κεφάλαιο|अध्याय|الفصل|פרק)\b|"
+    r"\s*第\s*[\d一二三四五六七八九十百〇零]+\s*[章回節节部卷話话]|\s*제\s*\d+\s*[장부]",
+    re.I,
+)
 NAMED = re.compile(
     r"\W*(?:the |author's |translator.s )?"
     r"(?:preface|prologue|epilogue|introduction|(?:table of )?contents|dedication|"
@@ -104,7 +113,9 @@ def is_division(block: str) -> bool:
         NUMBERED.match(first_line)
         or NAMED.match(first_line)
         or BARE_NUMBER.fullmatch(block)
-        or (NUMBER_AND_TITLE.fullmatch(block) and not is_prose(block))
+        or (
+            (NUMBER_AND_TITLE.fullmatch(block) or FOREIGN.match(first_line)) and not is_prose(block)
+        )
     )
 
 
