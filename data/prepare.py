@@ -103,7 +103,11 @@ BOOKS = Flag("--books", Path, None, "folder of books, for wiki_books")
 FORMAT = flags_of(FormatOptions)
 SHARD = flags_of(TextShardOptions)
 SHARDED = Flag(
-    "--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder"
+    "--sharded",
+    Path,
+    None,
+    "folder of text shards, those to hold out in its folder test; if not given, sharded/ in the "
+    "output folder",
 )
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case

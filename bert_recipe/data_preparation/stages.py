@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_recipe.data_preparation.engine.input_files import find_files, left_out
+from bert_recipe.data_preparation.engine.input_files import find_files, left_out, walk
 from bert_recipe.data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from bert_recipe.data_preparation.engine.versions import run_units
 from bert_recipe.data_preparation.options import (
@@ -27,10 +27,10 @@ from bert_recipe.data_preparation.options import (
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
 from bert_recipe.utils.errors import UserError, listed, one_line
-from bert_recipe.utils.files import file_digest, is_hidden, write_atomically
+from bert_recipe.utils.files import file_digest, write_atomically
 from bert_recipe.utils.json_files import JsonObject, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
-from bert_recipe.utils.text_files import TABLES
+from bert_recipe.utils.text_files import TABLES, kind_of, splits_of
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 if TYPE_CHECKING:  # it imports NumPy
@@ -195,20 +195,20 @@ def formatted_folders(output_dir: Path) -> list[Path]:
 
 
 def text_files(folder: Path, maker: str) -> Files:
-    """The text that the stage `maker` or the user left in `folder` and its splits; with SHA-256 if
+    """The text that the stage `maker` or the user left in `folder` and its folders; with SHA-256 if
     a stage did.
     """
     folder = folder.absolute()
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: run the {maker} stage first, or check the path")
     made = read_manifest(folder)
     if made is None:
-        files = sorted(
-            path
-            for pattern in ("*.txt", "t*/*.txt")
-            for path in folder.glob(pattern)
-            if path.is_file() and not is_hidden(path)
-        )
+        files = sorted(path for path in walk(folder) if kind_of(path.name)[0] == ".txt")
         if not files:
             raise UserError(f"no text in {folder}: run the {maker} stage first, or check the path")
+        for path in files:
+            if kind_of(path.name)[1]:
+                raise UserError(f"{path} is compressed, which text of a stage is not: unpack it")
         return [{"path": str(path), "bytes": path.stat().st_size} for path in files]
     entries = [entry for entry in made["outputs"] if entry["path"].endswith(".txt")]
     for entry in entries:
@@ -227,13 +227,16 @@ def text_identity(folder: Path, maker: str) -> list[str]:
 
 
 def shards_of_split(sharded: Path, split: str) -> Files:
-    """Text shards in the folder `test`, or in any other one for training."""
-    is_test = split == "test"
-    return [
-        entry
-        for entry in text_files(sharded, "shard")
-        if (Path(entry["path"]).parent.name == "test") == is_test
-    ]
+    """Text shards for training, or for the split `test`: those in folders of held-out text, such as
+    `test` or `dev`.
+    """
+    chosen: Files = []
+    for entry in text_files(sharded, "shard"):
+        path = Path(entry["path"]).relative_to(sharded.absolute())
+        splits = {word for folder in path.parts[:-1] for word in splits_of(folder)}
+        if bool(splits & {"test", "development"}) == (split == "test"):
+            chosen.append(entry)
+    return chosen
 
 
 def vocabulary_stage(

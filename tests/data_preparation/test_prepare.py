@@ -347,6 +347,7 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
     folder = tmp_path / "text"
     shutil.copytree(corpus, folder)
     os.mkfifo(folder / "pipe.txt")
+    (folder / "b.txt.gz").rename(tmp_path / "b.txt.gz")  # which is no prepared text
     output = ("--output-dir", tmp_path / "data")
     for words in (("format", "corpus", folder, "--sentence-splitter", "fast"), ("shard", folder)):
         assert run_program("data/prepare.py", *words, *output).returncode == 0

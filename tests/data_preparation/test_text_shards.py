@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bert_recipe.data_preparation.engine.runner import run
 from bert_recipe.data_preparation.options import TextShardOptions
 from bert_recipe.data_preparation.sources import spans
-from bert_recipe.data_preparation.stages import shard_stage
+from bert_recipe.data_preparation.stages import shard_stage, shards_of_split
 from bert_recipe.data_preparation.text import text_shards
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.work_units.executors import InProcessExecutor
@@ -270,3 +270,22 @@ def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
     )
     with pytest.raises(UserError, match=r"--weights none: there is no such text: use few, many"):
         shard(folders, tmp_path / "unknown", 50_000, 0.1, 1, "none", (("none", 3.0),))
+
+
+def test_all_folders_of_a_user_s_shards_are_read_and_held_out_by_their_names(tmp_path):
+    folder = tmp_path / "test"  # whose own name means nothing
+    names = ("a.txt", "train/b.txt", "more/in/c.TXT", "dev/d.txt", "test/e.txt", "Testset/f.txt")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("A sentence.\n")
+
+    def names_of(split: str) -> list[str]:
+        return [Path(entry["path"]).name for entry in shards_of_split(folder, split)]
+
+    assert names_of("training") == ["a.txt", "c.TXT", "b.txt"]
+    assert names_of("test") == ["f.txt", "d.txt", "e.txt"]
+    (folder / "more" / "g.txt.gz").touch()
+    with pytest.raises(UserError, match=r"g\.txt\.gz is compressed"):
+        names_of("training")
+    with pytest.raises(UserError, match="none is no folder"):
+        shards_of_split(tmp_path / "none", "test")

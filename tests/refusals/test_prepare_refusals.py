@@ -60,6 +60,7 @@ COMMAND_LINES = [
 ]
 FILES = [
     (f"all corpus {ROOT / 'vocab' / 'README.md'}", "contains no .txt"),
+    ("all corpus {folder}/in", "no .txt...but hidden ones, such as .a.txt", {"in/.a.txt": "A b."}),
     (f"format wikicorpus {ROOT / 'bert_configs' / 'x.xml'}", "does not exist"),
     (f"all corpus {SAMPLE} --output-dir {SAMPLE / 'out'}", "whose files would become text"),
     *(

@@ -21,7 +21,11 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
         matching = [name for name in names if kind_of(name)[0] in suffixes]
         if not matching:
             refuse_known(Path(path), DATA)
-            raise UserError(f"{path} contains no {', '.join(suffixes)} file: check the path")
+            hidden = [name for name in names_of_hidden(Path(path)) if kind_of(name)[0] in suffixes]
+            kind = f"{', '.join(suffixes)} file"
+            if hidden:
+                kind += f", but hidden ones, such as {hidden[0]}, which are not read"
+            raise UserError(f"{path} contains no {kind}: check the path")
         files += matching
     counts = Counter(map(os.path.realpath, files))
     if len(counts) < len(files):
@@ -52,6 +56,11 @@ def list_files(path: Path) -> list[str]:
     if not path.exists():
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")
     return [str(path)] if path.is_file() else [str(file) for file in sorted(walk(path))]
+
+
+def names_of_hidden(path: Path) -> list[str]:
+    """The names of hidden files in a folder."""
+    return sorted(file.name for file in path.glob(".*") if file.is_file())
 
 
 def walk(folder: Path, above: Sequence[str] = ()) -> Iterator[Path]:

@@ -31,8 +31,7 @@ NUMBER = (
 )
 PARTS = r"chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section"
 NUMBERED = re.compile(rf"\W*(?:{PARTS})\s+(?:{NUMBER}|\W*$)", re.I)
-# Headings of other languages, such as "Erstes Kapitel", "CHAPITRE IV" and "第一章", where a block is
-# no prose.
+# Headings of other languages, such as "Erstes Kapitel" and "第一章", where a block is no prose.
 FOREIGN = re.compile(
     r"\W*(?:\w+\W+)?(?:kapitel|kapittel|teil|buch|aufzug|chapitre|livre|partie|acte|"
     r"cap[ií]tulo|capitolo|libro|parte|atto|hoofdstuk|rozdział|część|kapitola|"
