@@ -124,7 +124,7 @@ def make_chart(
         "title": title,
         "range": f"{show(y.min())} to {show(y.max())}" if starts_above_zero else "",
         "description": f"{title} by step: {'; '.join(ends)}",
-        "x_ticks": x_axis.labelled("{:,.6g}".format),
+        "x_ticks": x_axis.labelled("{:,.0f}".format),
         "y_ticks": y_axis.labelled(show),
         "curves": [make_curve(metric, values, x_axis, y_axis) for values in data],
         "hovers": make_hovers(readings, x_axis, show),

@@ -15,7 +15,7 @@ from bert_recipe.reporting.scored_rows import read_scored_rows
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 
-WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
+WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS", "NDCG@10", "MRR@10")}
 WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
 WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}
 # Final results that repeat metrics of the steps.

@@ -258,7 +258,7 @@ def render(
             other for other in sections if other["title"].startswith(f"{section['title']}, ")
         ]
         section["is_folded"] = bool(summaries)
-        task = section["title"].partition(", ")[0]
+        task = section["series"][0].phase.name.partition(", ")[0]
         if any(card.task == task for card in comparisons) and len(section["runs"]) == 2:
             section["differences"] = None  # the comparison shows them
     has_curves = [section for section in sections if section["charts"] or section["folded_charts"]]

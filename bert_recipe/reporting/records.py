@@ -43,7 +43,9 @@ TABLES = {
     "confusion_matrix": list_of(list[int]),
     MISTAKES: list_of({"text": Any, "label": Any, "prediction": Any, "confidence": float}),
 }
-SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
+SCORE = re.compile(
+    "accuracy|f1|precision|recall|ndcg|mrr|matthews|pearson|spearman|exact", re.IGNORECASE
+)
 
 
 @dataclass
@@ -111,9 +113,9 @@ class RunPhase:
 
     @property
     def title(self) -> str:
-        name, _, benchmark = self.name.partition(" ")
+        name, *rest = re.split("(, | )", self.name, maxsplit=1)  # "squad, seeds 1 to 3"
         name = PHASE_TITLES.get(name) or (name if self.settings else f"Log {name}")
-        return f"{name} {benchmark}" if benchmark else name
+        return "".join([name, *rest])
 
 
 @dataclass

@@ -390,28 +390,40 @@ def test_a_log_beside_the_runs_folder_has_the_name_of_the_model_that_it_starts_f
     in_order(cells, ["Model", "custom, random weights"])
 
 
-def test_seeds_are_one_run_with_its_means_first_and_settings_differ_by_run(tmp_path):
+@pytest.mark.parametrize(
+    ("task", "title", "metric", "shown"),
+    [
+        ("classification", "classification", "accuracy", "Accuracy"),
+        ("squad", "SQuAD", "f1", "F1"),
+        ("embedding", "embedding", "ndcg@10", "NDCG@10"),
+        ("embedding", "embedding", "mrr@10", "MRR@10"),
+    ],
+)
+def test_seeds_are_one_run_with_its_means_first_and_settings_differ_by_run(
+    tmp_path, task, title, metric, shown
+):
     for name, rate in (("a", 0.1), ("b", 0.2)):
-        folder = tmp_path / name / "mini" / "classification"
-        settings = {"task": "classification", "learning_rate": rate}
+        folder = tmp_path / name / "mini" / task
+        settings = {"task": task, "learning_rate": rate}
         for seed in (1, 2):
             output_dir = {"output_dir": str(folder), "init": f"{folder}/x"}
             log = Log(folder / f"seed-{seed}" / "report.json").start(
                 settings | output_dir | {"seed": seed}
             )
-            log.train([1]).write([], {"accuracy": 0.1 * seed})
+            log.train([1]).write([], {metric: 0.1 * seed})
         log = Log(folder / "report.json", 2e9)
-        log.write("PARAMETER", {"task": "classification, seeds 1 to 2"})
-        log.write([], {"accuracy_mean": 0.15, "accuracy_std": 0.07})
+        log.write("PARAMETER", {"task": f"{task}, seeds 1 to 2"})
+        scale = 100 if task == "squad" else 1
+        log.write([], {f"{metric}_mean": 0.15 * scale, f"{metric}_std": 0.07 * scale})
     page = page_of(tmp_path, tmp_path / "page.html")
     assert "<h1>Training report: a, b</h1>" in page
     cells = Parsed(page).cells
     in_order(
         cells,
-        ["classification, seeds 1 to 2", "a", "b", "Accuracy mean", "15% ± 7%", "15% ± 7%"],
+        [f"{title}, seeds 1 to 2", "a", "b", f"{shown} mean", "15% ± 7%", "15% ± 7%"],
         ["Model", "mini", "mini"],
-        ["classification: each run", "a, seed 1", "a, seed 2", "b, seed 1", "b, seed 2"],
-        ["Differences in settings", "classification, seeds 1 to 2", "a", "b"],
+        [f"{title}: each run", "a, seed 1", "a, seed 2", "b, seed 1", "b, seed 2"],
+        ["Differences in settings", f"{title}, seeds 1 to 2", "a", "b"],
         ["learning_rate", "0.1", "0.2"],
     )
     differences = cells[cells.index("Differences in settings") : cells.index("Loss")]
