@@ -3,6 +3,7 @@
 Legend: n rows, C classes.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ LEAST_WRONG = 10
 
 class Calibration(NamedTuple):
     """error: expected calibration error.
-    temperature: what logits are divided by for the smallest log loss.
+    temperature: what logits are divided by for the smallest log loss; infinite where equal
+        probabilities of all classes have it.
     calibrated_error: with a temperature that was fitted on other rows, a half each.
     """
 
@@ -78,6 +80,8 @@ def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float
         return -float(scaled_nC[rows, labels_n].mean())
 
     best = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
+    if best.x > LOG_TEMPERATURES[1] - 1e-3:  # the bound, near which the search ends
+        return math.inf
     return float(np.exp(best.x))
 
 

@@ -1,6 +1,7 @@
 """Compares the scores of runs on the same rows."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,12 @@ from bert_recipe.reporting.paired_scores import (
     compare_scores,
     holm,
 )
-from bert_recipe.reporting.scored_rows import STEM, ScoredRows, read_scored_rows
+from bert_recipe.reporting.scored_rows import (
+    STEM,
+    ScoredRows,
+    read_scored_rows,
+    scored_files,
+)
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.progress import print_line
 
@@ -71,7 +77,7 @@ def find_runs(path: Path) -> list[dict[str, Path]]:
 
 
 def is_scored(folder: Path) -> bool:
-    return (folder / SCORES_FILE).is_file() and any(folder.glob(f"{STEM}*"))
+    return (folder / SCORES_FILE).is_file() and bool(scored_files(folder))
 
 
 def read_model(path: Path) -> ScoredModel:
@@ -125,7 +131,13 @@ def read_run(seeds: Mapping[str, Path]) -> ScoredModel:
     UserError if seeds scored different rows.
     """
     path = run_folder(seeds)
-    if next(iter(seeds)).startswith("fold-"):
+    first_seed, *other_seeds = seeds
+    for name in other_seeds:
+        if scored_files(seeds[name]).keys() != scored_files(seeds[first_seed]).keys():
+            raise UserError(
+                f"{path}: {first_seed} and {name} scored other files: score all on the same one"
+            )
+    if first_seed.startswith("fold-"):
         num_folds = len(seeds)
         rows_of_seeds = {"": read_scored_rows(list(seeds.values()))}
     else:
@@ -236,8 +248,13 @@ def calibrate(path: Path) -> list[str]:
                 f"is fitted on at least {LEAST_WRONG} wrong ones: score a larger file, of rows "
                 f"that were not trained on"
             )
-        model = find_model_folder(folder, print_line)
-        fits.append((model, calibration(*pair), len(pair[1])))
+        model, result = find_model_folder(folder, print_line), calibration(*pair)
+        if math.isinf(result.temperature):
+            raise UserError(
+                f"{folder}: equal probabilities of all classes are better than those of this "
+                f"model, so that no temperature helps: train the model longer, or on more rows"
+            )
+        fits.append((model, result, len(pair[1])))
     lines = []
     for model, result, num_rows in fits:  # once all seeds have one
         write_temperature(model, result.temperature, num_rows)

@@ -84,24 +84,33 @@ def read_scored_rows(folders: Sequence[Path]) -> dict[str, ScoredRows]:
     """The rows of a run by the name of the evaluation set, which is empty if there is only one.
     folders: of the run, or of its folds, which together are one set.
     """
-    sets = {}
+    files = [scored_files(folder) for folder in folders]
+    return {
+        set_name: read_set([of_folder[set_name] for of_folder in files], set_prefix(set_name))
+        for set_name in files[0]
+    }
+
+
+def scored_files(folder: Path) -> dict[str, Path]:
+    """The files with scored rows of a run, by the names of the evaluation sets."""
+    files: dict[str, Path] = {}
     for set_name, ending in SUBMISSION_SETS.items():
-        for suffix in SUFFIXES:
-            paths = [folder / f"{STEM}{ending}{suffix}" for folder in folders]
-            if all(path.is_file() for path in paths):
-                sets[set_name] = read_set(paths, set_prefix(set_name))
-                break
-    return sets
+        paths = [folder / f"{STEM}{ending}{suffix}" for suffix in SUFFIXES]
+        if path := next(filter(Path.is_file, paths), None):
+            files[set_name] = path
+    return files
 
 
 def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
-    scores = read_json(paths[0].parent / SCORES_FILE, "the scores")
-    # Those that are not defined for the file are null.
-    names = [
-        name.removeprefix(prefix)
-        for name, value in scores.items()
-        if name.startswith(prefix) and isinstance(value, int | float)
-    ]
+    names: dict[str, None] = {}
+    for path in paths:
+        scores = read_json(path.parent / SCORES_FILE, "the scores")
+        # Those that are not defined for the rows are null, such as the F1 of a fold without any.
+        names |= {
+            name.removeprefix(prefix): None
+            for name, value in scores.items()
+            if name.startswith(prefix) and isinstance(value, int | float)
+        }
     try:
         if paths[0].suffix in (".jsonl", ".parquet"):
             rows = [row for path in paths for _, row in read_rows(TextFile(path))]
@@ -113,7 +122,7 @@ def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
             if tables[0][0] == NER_HEADER:
                 return rows_of_words(tables)
             columns = join_tables(tables)
-        return rows_of_texts(columns, names, paths[0].parent)
+        return rows_of_texts(columns, [*names], paths[0].parent)
     except (csv.Error, KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
         raise UserError(
             f"{paths[0]} is not what --do-eval writes ({type(error).__name__}: {error}): score the "

@@ -301,6 +301,13 @@ def test_seeds_are_runs_of_one_model_and_folds_are_one_file(tmp_path):
     assert "(2 seeds)" in printed
     pooled = run(tmp_path / "folds a", tmp_path / "folds b").stdout
     assert "(2 folds)" in pooled and f"{2 * NUM_ROWS} rows" in pooled
+    # Not defined for a fold: only the rows of all folds say whether the score is.
+    scores = tmp_path / "folds a" / "fold-1" / "scores.json"
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"f1_macro": None}))
+    assert run(tmp_path / "folds a", tmp_path / "folds b").stdout == pooled
+    (path,) = (tmp_path / "b" / "seed-1").glob("eval_predictions.*")
+    path.rename(path.with_stem("eval_predictions-m"))
+    assert_refused(run(tmp_path / "a", tmp_path / "b"), "seed-0 and seed-1 scored other files")
 
 
 def write_log(folder: Path, **settings) -> None:
@@ -403,6 +410,11 @@ def test_inference_divides_logits_by_the_temperature_that_calibrate_writes(tmp_p
         return np.diff(np.log(pairs), axis=1)[:, 0]
 
     before = log_odds("before.jsonl")
+    assert_refused(run(folder, "--calibrate"), "no temperature helps")  # it has learnt nothing
+    assert not [*folder.rglob("calibration.json")]
+    lines = ["text,label,prediction,probability n,probability y"]
+    lines += [f"row {row},{'ny'[row % 4 == 0]},n,0.95,0.05" for row in range(48)]
+    (folder / "eval_predictions.csv").write_text("\n".join(lines) + "\n")
     result = run(folder, "--calibrate")
     assert result.returncode == 0, result.stderr
     (rows,) = read_model(folder).sets[""].values()
@@ -439,11 +451,12 @@ def test_a_temperature_is_not_fitted_where_few_rows_are_wrong(tmp_path):
     for seed in (1, 2):
         write_run(tmp_path / "run" / f"seed-{seed}", "classes", 1)
         (tmp_path / "run" / f"seed-{seed}" / "model.safetensors").touch()
-    (path,) = (tmp_path / "run" / "seed-2").glob("eval_predictions.*")
-    rows = list(map(json.loads, path.read_text().splitlines()))
-    right = [row for row in rows if row["prediction"] == row["label"]]
-    wrong = [row for row in rows if row["prediction"] != row["label"]][:9]
-    path.write_text("".join(json.dumps(row) + "\n" for row in right + wrong))
-    says = f"9 of {len(right) + 9} scored rows are wrong"
+        (path,) = (tmp_path / "run" / f"seed-{seed}").glob("eval_predictions.*")
+        rows = list(map(json.loads, path.read_text().splitlines()))
+        right = [row for row in rows if row["prediction"] == row["label"]]
+        wrong = [row for row in rows if row["prediction"] != row["label"]]
+        kept = right * (3 - seed) * 3 + wrong[: 11 - seed]
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    says = f"9 of {3 * len(right) + 9} scored rows are wrong"
     assert_refused(run(tmp_path / "run", "--calibrate"), says, "score a larger file")
     assert not [*(tmp_path / "run").rglob("calibration.json")]
