@@ -205,7 +205,7 @@ def decide_start(named: NamedStart, folder: RunFolder, settings: RunConfig) -> S
                 folder.lock()
             checkpoint = choose_checkpoint(named, config, folder.path)
         if checkpoint is None:
-            check_weights(named, config)
+            check_starting_weights(named, config)
         return None if checkpoint is None else str(checkpoint)
 
     path = folder.distributed.on_main(find)
@@ -260,18 +260,15 @@ def choose_checkpoint(named: NamedStart, config: StartConfig, folder: Path) -> P
     return given
 
 
-def check_weights(named: NamedStart, config: StartConfig) -> None:
-    """Raises UserError if the weights that the flags name cannot be started from."""
+def check_starting_weights(named: NamedStart, config: StartConfig) -> None:
+    """Raises UserError if the weights that the flags name cannot be started from: if they are gone,
+    of an unfinished phase 1, or with --lr-rewarmup of a damaged one.
+    """
     if named.problem is not None:
         raise UserError(named.problem)
-    if named.weights is not None and config.from_phase1_final_params is not None:
-        check_phase1(named.weights, config.lr_rewarmup)
-
-
-def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:
-    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1, or with
-    `lr_rewarmup` from damaged optimizer state.
-    """
+    weights = named.weights
+    if weights is None or config.from_phase1_final_params is None:
+        return
     # Model folders of other programs have no progress.
     for path in weights.path.glob(f"[!.]*{PROGRESS_SUFFIX}"):
         progress = read_progress(weights.path, path.name.removesuffix(PROGRESS_SUFFIX))
@@ -281,7 +278,7 @@ def check_phase1(weights: ModelFolder, lr_rewarmup: bool) -> None:
                 f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "
                 f"phase 1 to its end, or start from it as it is with --from-pretrained-params"
             )
-    if lr_rewarmup:
+    if config.lr_rewarmup:
         verify_checkpoint(weights.path)
 
 
