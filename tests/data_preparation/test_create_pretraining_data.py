@@ -283,12 +283,12 @@ def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_wri
     assert corpus.document_starts.tolist() == [0, 1, 2, 4, 5]
 
 
-@given(st.text("ab \n", max_size=80), st.integers(1, 9))
+@given(st.text("ab \n", max_size=80), st.integers(1, 9), st.sampled_from(["utf-8", "utf-8-sig"]))
 def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(
-    tmp_path_factory, content, size
+    tmp_path_factory, content, size, encoding
 ):
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(content)
+    path.write_text(content, encoding)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_recipe.data_preparation.samples.corpus.READ_BLOCK", size)
         blocks = list(read_blocks(path))

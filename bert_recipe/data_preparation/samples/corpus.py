@@ -5,6 +5,7 @@ Legend: T tokens of the shard, L its sentences (lines with tokens), D its docume
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,11 @@ def find_text(path: Path) -> list[Path]:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """The lines of `path`, in blocks of about `READ_BLOCK` bytes."""
+    """The lines of `path`, in blocks of about `READ_BLOCK` bytes, without a byte order mark."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            if file.read(len(BOM_UTF8)) != BOM_UTF8:
+                file.seek(0)
             while lines := file.readlines(READ_BLOCK):
                 yield b"".join(lines)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -3,6 +3,7 @@ that start in it.
 """
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -96,13 +97,13 @@ def find_line(file: BinaryIO, at: int, size: int) -> int:
 
 def read_text_span(span: Span) -> bytes:
     """The text of whole documents in `span` of a plain text file, with blank lines between
-    documents.
+    documents, without a byte order mark.
     """
     with Path(span.path).open("rb") as file:
         size = Path(span.path).stat().st_size
         start, stop = find_cut(file, span.start, size), find_cut(file, span.stop, size)
         file.seek(start)
-        return file.read(stop - start)
+        return file.read(stop - start).removeprefix(b"" if start else BOM_UTF8)
 
 
 @lru_cache(1)

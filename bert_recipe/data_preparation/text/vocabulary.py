@@ -227,7 +227,7 @@ def read_beginnings(
     for index, path in enumerate(paths):
         share = left // (len(paths) - index)  # later files get what short files leave over
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 while share > 0 and (text := "".join(islice(file, 1000))):
                     size = len(text.encode())
                     share -= size
