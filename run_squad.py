@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Fine-tunes BERT on SQuAD v1.1 or v2.0, predicts answers, and evaluates them.
+"""Fine-tunes BERT on questions about passages, predicts answers, and evaluates them.
+
+    python3 run_squad.py --train-file questions.csv --predict-file held_out.csv \\
+        --do-train --do-eval --init-checkpoint MODEL_FOLDER --output-dir results
 
     python3 run_squad.py --do-train --do-eval \\
         --train-file data/download/squad/v1.1/train-v1.1.json \\
@@ -7,8 +10,9 @@
         --init-checkpoint results/bert-base-uncased/phase2 --output-dir results \\
         --epochs 2 --learning-rate 3e-5
 
-Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/squad. Under torchrun
-it runs on several GPUs.
+Files are SQuAD's v1.1 or v2.0, or tables with the columns id, question, context, answer and
+answer_start (in characters). Checkpoints, predictions.json and scores.json go to
+<output-dir>/<model>/squad. Under torchrun it runs on several GPUs.
 """
 
 from bert_recipe.utils.errors import handle_uncaught_errors, run_main
