@@ -228,9 +228,10 @@ def test_scores_of_empty_answers_alone_are_named(files, tmp_path, capsys):
         threshold_flags = ("--null-score-diff-threshold", threshold, *epochs)
         output = tmp_path / str(threshold)
         assert run(files, output, *tasks, *flags, *threshold_flags) == 0
-        _, _, after = capsys.readouterr().out.partition("squad dev: ")
+        before, _, after = capsys.readouterr().out.partition("squad dev: ")
         assert "exact" in after
         assert ("warning: f1" in after) == is_named
+        assert "(most similar sentence " in before
         (scores,) = output.glob("*/squad/scores.json")
         is_stored = "that of the empty answer" in read_json(scores).get("warning", "")
         assert is_stored == is_named

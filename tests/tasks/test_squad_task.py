@@ -19,6 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from squad_documents import document, entry, flat_row
 
+from bert_recipe.tasks.squad.baseline import sentence_f1
 from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
 from bert_recipe.tasks.squad.options import SquadTaskOptions
 from bert_recipe.tasks.squad.task import (
@@ -515,3 +516,11 @@ def test_a_tsv_that_is_written_with_quoting_is_read_so(tmp_path):
     for separator, name in (("\t", "a.tsv"), (",", "a.csv")):
         pandas.DataFrame([row]).to_csv(tmp_path / name, sep=separator, index=False)
         assert read_squad(tmp_path / name).contexts == [context]
+
+
+def test_the_sentence_with_most_words_of_the_question_has_the_f1_of_a_whole_sentence():
+    context = "Anna lived in Paris. It was Tom in Rome! Paris is what is left."
+    # "Paris is what is left" shares what and is, and one of its five words is right.
+    assert sentence_f1(squad_of(context, [Answer("Paris")])) == pytest.approx(2 / 6)
+    assert sentence_f1(squad_of("", [Answer("Paris")])) == 0
+    assert sentence_f1(squad_of("Nobody was there.")) == 0  # nor is there an answer

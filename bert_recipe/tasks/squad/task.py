@@ -19,11 +19,18 @@ from torch import Tensor, nn
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
-from bert_recipe.tasks.baselines import WARNING, Baselines, chance_line
+from bert_recipe.tasks.baselines import (
+    WARNING,
+    Baselines,
+    chance_line,
+    comparison_line,
+    percent,
+)
 from bert_recipe.tasks.fine_tuning import FineTuningTask
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction, write_predicted
 from bert_recipe.tasks.splits import Split
+from bert_recipe.tasks.squad.baseline import SENTENCE, sentence_f1
 from bert_recipe.tasks.squad.files import (
     DOC_STRIDE,
     Question,
@@ -169,12 +176,19 @@ class SquadTask(FineTuningTask, SeparableTask):
         return scores
 
     def chance_line(self, dataset: "SquadDataset", scores: JsonObject) -> str | None:
-        """The warning of a trained model that is no better than empty answers, or None."""
+        """The warning of a trained model that is no better than empty answers, or than whole
+        sentences, or None. Prints the scores of these.
+        """
         if self.options.train_file is None:
             return None
         total = len(dataset.squad.questions)
-        empty = {EMPTY: {"f1": scores.get("NoAns_total", 0) / total}}
-        return chance_line("f1", scores["f1"] / 100, Baselines(empty, EMPTY, total), self.advice)
+        baselines = {SENTENCE: {"f1": sentence_f1(dataset.squad)}}
+        if num_empty := scores.get("NoAns_total", 0):
+            baselines[EMPTY] = {"f1": num_empty / total}
+        value = scores["f1"] / 100
+        print_line(comparison_line("f1", percent(value), baselines))
+        best = max(baselines, key=lambda name: baselines[name]["f1"])
+        return chance_line("f1", value, Baselines(baselines, best, total), self.advice)
 
 
 def window_bounds(num_tokens: int, capacity: int, doc_stride: int | None) -> list[tuple[int, int]]:
