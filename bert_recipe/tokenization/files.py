@@ -398,20 +398,18 @@ def find_tokenizer(folder: Path) -> TokenizerFile | None:
     tokenizer.
     """
     has_list, has_json = (folder / VOCAB_FILE).is_file(), (folder / TOKENIZER_JSON).is_file()
-    if has_json:
-        file = TokenizerFile(folder / TOKENIZER_JSON)
-        if not has_list or file.bert_casing is None:
-            return file
-        casing = file.bert_casing
-        listed = TokenizerFile(folder / VOCAB_FILE)
-        if listed.tokens != file.tokens:
-            return file
-        if not casing.is_usual and Casing.of(listed.settings) != casing:
-            return file
-    elif not has_list:
+    if not (has_list or has_json):
         refuse_other_formats(folder)
         return None
-    file = TokenizerFile(folder / VOCAB_FILE)
+    file = TokenizerFile(folder / (TOKENIZER_JSON if has_json else VOCAB_FILE))
+    if has_json:
+        if not has_list or (casing := file.bert_casing) is None:
+            return file
+        listed = TokenizerFile(folder / VOCAB_FILE)
+        is_usual = casing.is_usual or Casing.of(listed.settings) == casing
+        if listed.tokens != file.tokens or not is_usual:
+            return file
+        file = listed
     refuse_known(file.path, MODELS)
     check_bert_settings(folder, file.settings)
     return file
