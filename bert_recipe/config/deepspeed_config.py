@@ -9,7 +9,6 @@ name to each ValueError of the other functions.
 import argparse
 import contextlib
 import importlib.metadata
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_n
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, read_json
 from bert_recipe.utils.rank_environment import read_environment
+from bert_recipe.utils.requirements import release
 
 # The lowest and the highest with which tests/parallel/test_deepspeed.py passed. Newer ones are used
 # if they have what parallel/deepspeed.py needs. With 0.18.5, the losses of ZeRO 1 in 16 bits and of
@@ -253,11 +253,6 @@ def note_on_version() -> str | None:
     if release(installed) <= release(highest):
         return None
     return f"note: DeepSpeed {installed} was not tested with this program; {highest} was"
-
-
-def release(version: str) -> list[int]:
-    """The three numbers of a version such as 0.19.8+cu128."""
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def flatten(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:

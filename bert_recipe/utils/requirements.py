@@ -32,12 +32,13 @@ def problems(files: Iterable[Path]) -> list[str]:
         except metadata.PackageNotFoundError:
             messages.append(f"{name} is not installed")
         else:
-            if numbers(installed) < numbers(needed):
+            if release(installed) < release(needed):
                 messages.append(f"{name} is {installed}, and {needed} is needed")
     return messages
 
 
-def numbers(version: str) -> list[int]:
+def release(version: str) -> list[int]:
+    """The three numbers of a version such as 0.19.8+cu128."""
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 

@@ -20,11 +20,12 @@ from small_runs import RunInputs, losses, progress, steps_folder, steps_in, trai
 
 import run_pretraining
 import run_squad
-from bert_recipe.config.deepspeed_config import DEEPSPEED_VERSIONS, installed_version, release
+from bert_recipe.config.deepspeed_config import DEEPSPEED_VERSIONS, installed_version
 from bert_recipe.parallel.deepspeed import load_deepspeed
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.distributed import init_distributed
+from bert_recipe.utils.requirements import release
 
 pytestmark = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="needs DeepSpeed: requirements-deepspeed.txt"
