@@ -229,10 +229,11 @@ def check_data(
     tokenizer: Tokenizer,
     bert_config: "ModelConfig",
     loader: LoaderConfig,
+    length: int | None,
 ) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
     for flag, wanted, stored in (
-        ("--max-seq-length", loader.max_seq_length, dataset.sequence_length),
+        ("--max-seq-length", length, dataset.sequence_length),
         ("--max-predictions-per-seq", loader.max_masked, dataset.max_labelled_per_sample),
     ):
         if wanted and stored and wanted != stored:
@@ -256,14 +257,17 @@ def open_dataset(
     tokenizer: Tokenizer,
     bert_config: "ModelConfig",
     loader: LoaderConfig,
+    length: int | None = None,
     is_held_out: bool = False,
 ) -> PretrainingDataset:
     """Opens and checks the shards in `folder`, and sets how masks are drawn for shards without.
-    Raises UserError for shards and flags that do not fit together. is_held_out: for evaluation,
-    with masks at a fixed rate.
+    Raises UserError for shards and flags that do not fit together.
+
+    length: of their sequences, if it has to be this one.
+    is_held_out: for evaluation, with masks at a fixed rate.
     """
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
-    check_data(dataset, tokenizer, bert_config, loader)
+    check_data(dataset, tokenizer, bert_config, loader, length)
     if dataset.max_labelled_per_sample:
         if not is_held_out:
             check_without_masking(dataset, loader)

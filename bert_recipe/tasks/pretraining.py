@@ -71,17 +71,15 @@ class PretrainingOptions(PretrainingConfig, TaskOptions):
     ) -> TaskData:
         distributed = runtime.distributed
         loader = config.loader
-        if not config.arguments.given("max_seq_length"):
-            loader = dataclasses.replace(loader, max_seq_length=0)
+        asked = self.max_seq_length if config.arguments.given("max_seq_length") else None
         if self.input_dir is None:
             raise UserError("there are no shards to train on: give --input-dir")
-        dataset = open_dataset(self.input_dir, choice.tokenizer, choice.config, loader)
+        dataset = open_dataset(self.input_dir, choice.tokenizer, choice.config, loader, asked)
         length = dataset.sequence_length
-        loader = dataclasses.replace(loader, max_seq_length=length)
         held_out = None
         if self.eval_dir is not None:
             held_out = open_dataset(
-                self.eval_dir, choice.tokenizer, choice.config, loader, is_held_out=True
+                self.eval_dir, choice.tokenizer, choice.config, loader, length, is_held_out=True
             )
             available = len(held_out)
             evaluated = min(available, self.max_eval_samples or available)
@@ -148,10 +146,6 @@ class PretrainingTask(SeparableTask):
     @property
     def head(self) -> str:
         return "pretraining" if self.next_sentence else "masked_lm"
-
-    @property
-    def max_sample_length(self) -> int:
-        return self.max_seq_length
 
     @property
     def initial_loss(self) -> float | None:
