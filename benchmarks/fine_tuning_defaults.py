@@ -18,6 +18,7 @@ checkout of each repository that `benchmarks/common/published_tables.py` names.
 import contextlib
 import csv
 import io
+import itertools
 import sys
 import tempfile
 import time
@@ -105,6 +106,8 @@ def run_project(
         (run,) = (folder / "out").glob("*/*/scores.json")
         scores = read_json(run, "scores")
         result: Row = {"score": scores[table.metric]}
+        if table.program is run_squad:
+            result["score"] /= 100
         if not trains:
             return result
         kept = ("--learning-rate", GLOBAL_BATCH, "--max-steps", "--epochs")
@@ -230,6 +233,8 @@ def run_trainer(
         return run_tagger(case, model, rows, scored, length)
     if table.program is run_embeddings:
         return run_sentence_transformers(case, table, model, rows, scored, length)
+    if table.program is run_squad:
+        return run_answers(case, model, rows, scored, length)
     tokenizer = AutoTokenizer.from_pretrained(model)
     names = sorted({row["label"] for row in [*rows, *scored]})
     options: Row = {"num_labels": len(names)}
@@ -314,6 +319,66 @@ def run_tagger(
         true_entities.append(entities(tags))
     score = entity_scores(true_entities, predicted_entities)["f1"]
     return {"loss": loss, "score": float(score)}
+
+
+def run_answers(
+    case: Case, model: Path, rows: Sequence[Row], scored: Sequence[Row], length: int
+) -> Row:
+    """Transformers' Trainer on windows of passages, decoded as in its example run_qa.py."""
+    from transformers import (
+        AutoModelForQuestionAnswering,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+    )
+
+    from bert_recipe.tasks.squad.scores import f1
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def windows(documents: Sequence[Row]) -> Iterator[tuple[int, Row, list[Any]]]:
+        """Document, inputs with the answer, and characters of the tokens that may be one."""
+        for index, document in enumerate(documents):
+            (paragraph,) = document["paragraphs"]
+            (question,) = paragraph["qas"]
+            batch = tokenizer(
+                question["question"],
+                paragraph["context"],
+                truncation="only_second",
+                max_length=length,
+                stride=min(128, length // 2),
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            answer = question["answers"][0]
+            first = answer["answer_start"]
+            last = first + len(answer["text"]) - 1
+            for row in range(len(batch["input_ids"])):
+                pairs = zip(batch["offset_mapping"][row], batch.sequence_ids(row), strict=True)
+                bounds = [place if part == 1 else None for place, part in pairs]
+                positions = [batch.char_to_token(row, at, 1) for at in (first, last)]
+                start, end = (0, 0) if None in positions else positions
+                names = ("input_ids", "token_type_ids", "attention_mask")
+                inputs = {name: batch[name][row] for name in names}
+                yield index, inputs | {"start_positions": start, "end_positions": end}, bounds
+
+    answerer = AutoModelForQuestionAnswering.from_pretrained(model)
+    parts = [[*windows(documents)] for documents in (rows, scored)]
+    inputs = [[row for _, row, _ in part] for part in parts]
+    loss, output = trained(case, answerer, DataCollatorWithPadding(tokenizer), *inputs)
+    best = dict.fromkeys(range(len(scored)), (-np.inf, 0, 0))
+    for (index, _, bounds), starts, ends in zip(parts[1], *output.predictions[:2], strict=True):
+        tops = [np.argsort(logits[: len(bounds)])[-20:] for logits in (starts, ends)]
+        for start, end in itertools.product(*tops):
+            if start <= end < start + 30 and bounds[start] and bounds[end]:
+                score = (starts[start] + ends[end], bounds[start][0], bounds[end][1])
+                best[index] = max(best[index], score)
+    scores = []
+    for index, document in enumerate(scored):
+        (paragraph,) = document["paragraphs"]
+        predicted = paragraph["context"][best[index][1] : best[index][2]]
+        answers = paragraph["qas"][0]["answers"]
+        scores.append(max(f1(predicted, answer["text"], False) for answer in answers))
+    return {"loss": loss, "score": float(np.mean(scores))}
 
 
 def run_sentence_transformers(
