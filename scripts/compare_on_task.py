@@ -198,8 +198,9 @@ def fit_draws(
     name: of the model.
     """
     task, tokenizer, dataset, sets, vectors = embed(run, options, name)
-    labels_n = dataset.labels["labels"]
+    labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
     train_vectors, *set_vectors = vectors
+    row_vectors = train_vectors.reshape(len(labels_n), -1)
     counts: list[int | None] = [FEW_LABELS] if len(labels_n) > 2 * FEW_LABELS else []
     folders = {}
     for count in [*counts, None]:
@@ -207,7 +208,7 @@ def fit_draws(
         for draw, rows in enumerate(draws_of(labels_n, count), 1):
             is_balanced = options.class_weights == "balanced"
             fitted = cast(Any, task.frozen).fit(
-                train_vectors[rows], labels_n[rows], task.labels, is_balanced
+                row_vectors[rows], labels_n[rows], task.labels, is_balanced
             )
             logits = list(map(fitted.logits, set_vectors))
             with contextlib.redirect_stdout(io.StringIO()):  # the mistakes of each draw

@@ -31,6 +31,7 @@ from bert_recipe.checkpoint.sentence_folders import (
     CLASSIFIER_MODULES,
     LENGTH_FILE,
     MODULES_FILE,
+    PAIR_CLASSIFIER_FILE,
     PROMPTS_FILE,
     EmbeddingSettings,
 )
@@ -90,7 +91,7 @@ def wrapped_model(source: ModelFolder) -> Any:
             self.settings = settings
             self.gives_logits = settings is None or frozen is not None
             if frozen is not None:
-                self.weight_CE = torch.tensor(frozen.weight_CE)
+                self.weight_CE = torch.tensor(frozen.weight_CF)
                 self.bias_C = torch.tensor(frozen.bias_C)
 
         def forward(
@@ -130,6 +131,11 @@ def wrapped_model(source: ModelFolder) -> Any:
     if not is_classifier and (folder / MODULES_FILE).is_file():
         model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
         frozen = FrozenEncoder.read(folder)
+        if frozen is not None and frozen.compares:
+            raise UserError(
+                f"{folder} compares the vectors of two texts, and an ONNX file has one input: "
+                f"delete {PAIR_CLASSIFIER_FILE} in a copy of the folder to export the embeddings"
+            )
         settings = EmbeddingSettings.read(folder) if frozen is None else frozen.settings
         return Wrapped(model, settings, frozen)
     if not is_classifier:

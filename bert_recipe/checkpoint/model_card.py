@@ -17,7 +17,11 @@ from typing import Any
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.record import RunRecord
-from bert_recipe.checkpoint.sentence_folders import MODULES_FILE, sentence_files
+from bert_recipe.checkpoint.sentence_folders import (
+    MODULES_FILE,
+    PAIR_CLASSIFIER_FILE,
+    sentence_files,
+)
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import listed
@@ -118,9 +122,10 @@ class ModelCard:
     command: how it was made.
     base: name of the model that it started from.
     scores: on the file `scored_file`.
-    is_fitted: whether its classifier is sentence-transformers' last module.
+    is_fitted: whether its classifier was fitted to vectors: sentence-transformers' last module, or
+        of pairs a file that only this project reads.
     needs_code: whether transformers needs code from the hub to read it.
-    text_pairs: whether it reads two texts together.
+    text_pairs: whether it is for two texts.
     warning: what its scores say against it.
     """
 
@@ -224,6 +229,8 @@ class ModelCard:
                 "",
                 'logits = SentenceTransformer("FOLDER").encode(["A text."])  # of the labels',
             ]
+            if self.text_pairs:
+                python[-1] = 'vectors = SentenceTransformer("FOLDER").encode(["A text."])'
         inputs = PAIR_INPUT if self.text_pairs else INPUTS[tag]
         command = f"python3 inference.py --init-checkpoint FOLDER {inputs}"
         return ["## Use", "", "```python", *python, "```", "", "```bash", command, "```", ""]
@@ -287,7 +294,7 @@ def card_of(
 
 def has_classifier(names: Collection[str]) -> bool:
     """Whether the files of sentence-transformers called `names` have a classifier."""
-    return any(name.endswith("_Dense/config.json") for name in names)
+    return any(name.endswith(("_Dense/config.json", PAIR_CLASSIFIER_FILE)) for name in names)
 
 
 def scored_data(flags: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ PROMPTS = ("query", "document")
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
 CLASSIFIER_MODULES = ("LayerNorm", "Dense")
+# Beside modules that embed: the classifier of how two vectors compare, tensors weight and bias.
+PAIR_CLASSIFIER_FILE = "pair_classifier.safetensors"
 MODULE = {"type": str, "path": str}
 
 
@@ -224,11 +226,37 @@ def read_classifier(folder: Path) -> "tuple[EmbeddingSettings, np.ndarray, np.nd
     return settings, tensors["linear.weight"], tensors["linear.bias"]
 
 
+def pair_classifier_files(
+    settings: EmbeddingSettings, weight_CF: "np.ndarray", bias_C: "np.ndarray", max_seq_length: int
+) -> dict[str, bytes]:
+    """The files of a folder that embeds the texts of pairs, and of the classifier that compares
+    their vectors, by name.
+    """
+    from safetensors.numpy import save
+
+    hidden_size = weight_CF.shape[1] // 2
+    tensors = save({"weight": weight_CF, "bias": bias_C})
+    return settings.files(hidden_size, max_seq_length) | {PAIR_CLASSIFIER_FILE: tensors}
+
+
+def read_pair_classifier(folder: Path) -> "tuple[EmbeddingSettings, np.ndarray, np.ndarray] | None":
+    """How a folder with the files of `pair_classifier_files` embeds texts, and the weights [C, F]
+    and biases [C]; None if it has no such classifier.
+    """
+    if not (folder / PAIR_CLASSIFIER_FILE).is_file():
+        return None
+    from safetensors.numpy import load_file
+
+    tensors = load_file(folder / PAIR_CLASSIFIER_FILE)
+    return EmbeddingSettings.read(folder), tensors["weight"], tensors["bias"]
+
+
 def sentence_files(folder: Path) -> list[Path]:
     """The files of sentence-transformers in a model folder, also those of the modules after the
     encoder, which lie in folders that MODULES_FILE names.
     """
-    paths = [folder / name for name in (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE)]
+    names = (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE, PAIR_CLASSIFIER_FILE)
+    paths = [folder / name for name in names]
     if paths[0].is_file():
         for entry in read_modules(folder):
             if Path(entry["path"]).parts:  # the encoder lies in the folder itself

@@ -120,6 +120,7 @@ class SequenceDataset:
 
     max_sequences_per_sample = 1
     num_cut = 0  # texts, or questions, that are longer than the model takes, and are cut
+    texts_per_row = 1  # sequences in turn that are one row of the file
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -127,15 +128,17 @@ class SequenceDataset:
     @property
     def num_examples(self) -> int:
         """Number of examples in the file, each of which makes one or several sequences."""
-        return len(self)
+        return len(self) // self.texts_per_row
 
     @property
     def max_labelled_per_sample(self) -> int:
         return int(self.num_labelled.max(initial=0))
 
     def distinct_sequences(self) -> set[bytes]:
-        """The tokens of the sequences."""
-        return set(self.sequences())
+        """The tokens of the sequences, of those of a row together."""
+        sequences = self.sequences()
+        columns = [sequences[place :: self.texts_per_row] for place in range(self.texts_per_row)]
+        return set(map(b"".join, zip(*columns, strict=True)))
 
     def sequences(self) -> list[bytes]:
         """The tokens of each sequence."""

@@ -89,12 +89,12 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     started = time.perf_counter()
     vectors, _ = predict(parallel, dataset, "sequence", batch_size, runtime)
     embedded = time.perf_counter()
-    labels = dataset.labels["labels"]
+    labels = dataset.labels["labels"][:: dataset.texts_per_row]
     is_balanced = task.options.class_weights == "balanced"
     frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels, task.labels, is_balanced)
     seconds = {"vector_seconds": embedded - started, "fit_seconds": time.perf_counter() - embedded}
     text = (
-        f"logistic regression on the vectors of {len(labels):,} texts: "
+        f"logistic regression on the vectors of {len(dataset):,} texts: "
         f"{seconds['vector_seconds']:.1f} s for the vectors, {seconds['fit_seconds']:.1f} s for "
         f"the fit; model in {run.folder.path / str(STEP)}"
     )
@@ -115,7 +115,12 @@ def with_classifier(
         tensors[name] = rows[: shapes[name][0]] if shapes[name] else rows
     settings = frozen.settings
     config = model.config.with_linear_head(settings.pooling)
-    if config is None or settings.default_prompt is not None or settings.do_lower_case:
+    if (
+        config is None
+        or frozen.compares
+        or settings.default_prompt is not None
+        or settings.do_lower_case
+    ):
         return model.architecture, model.config, tensors
     with torch.device("meta"):
         classifier = make_model("sequence_classification", config)
@@ -127,7 +132,7 @@ def with_classifier(
         tensors[name] = torch.eye(len(parameter)) if is_matrix else torch.zeros(parameter.shape)
         if name.endswith("norm.weight"):
             tensors[name] = torch.ones(parameter.shape)
-    tensors["classifier.weight"] = torch.from_numpy(frozen.weight_CE)
+    tensors["classifier.weight"] = torch.from_numpy(frozen.weight_CF)
     tensors["classifier.bias"] = torch.from_numpy(frozen.bias_C)
     return classifier.architecture, config, tensors
 

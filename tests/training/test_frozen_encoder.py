@@ -227,7 +227,7 @@ def test_the_regularization_follows_the_rows():
     lengths = []
     for vectors in (0.3 * rng.normal(size=(120, 16)) + classes, rng.normal(size=(120, 16))):
         fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b"))
-        lengths.append(np.linalg.norm(fitted.weight_CE))
+        lengths.append(np.linalg.norm(fitted.weight_CF))
     assert lengths[0] > 5 * lengths[1]
 
 
@@ -238,10 +238,10 @@ def test_copies_of_rows_are_no_reason_for_large_weights():
     for copies in (1, 3):
         rows = np.tile(np.arange(60), copies)
         fitted = FrozenEncoder(None).fit(noise[rows], labels[rows], ("a", "b"))
-        lengths.append(np.linalg.norm(fitted.weight_CE))
+        lengths.append(np.linalg.norm(fitted.weight_CF))
     assert lengths[1] < 6 * lengths[0]
     same = FrozenEncoder(None).fit(np.tile(noise[0], (4, 1)), labels[:4], ("a", "b"))
-    assert np.isfinite(same.weight_CE).all()
+    assert np.isfinite(same.weight_CF).all()
 
 
 def test_a_signal_in_a_fit_names_no_flag_that_a_fit_refuses(

@@ -87,7 +87,7 @@ class TaskChoice:
         bool,
         False,
         "for few labels: train no encoder, and fit scikit-learn's logistic regression to its "
-        "vectors, in seconds; for classes of texts, or of pairs if it was trained on pairs",
+        "vectors, in seconds; for classes of texts, or of pairs, whose two vectors are compared",
         ("--do-train",),
         (*UNWEIGHTED, "--task-name multi-label", "--from-checkpoint", "--benchmark"),
     )

@@ -249,7 +249,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             settings = EmbeddingSettings()
             if start is not None:
                 settings = EmbeddingSettings.read(start, CLASSIFIER_MODULES)
-            frozen = FrozenEncoder(settings)
+            frozen = FrozenEncoder(settings, compares=spec.pair is not None)
         task = cls(
             options,
             spec,
@@ -297,10 +297,16 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         pairs: list[str] | None,
         values: np.ndarray | None = None,
     ) -> TextDataset:
-        """Texts, of a frozen encoder with its prompt. values: see TextDataset."""
+        """Texts, as a frozen encoder reads them. values: see TextDataset."""
+        num_rows = len(texts)
         if self.frozen is not None:
             texts, pairs = self.frozen.prompted(texts, pairs)
-        return TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
+        texts_per_row = len(texts) // max(1, num_rows)
+        if values is not None:
+            values = values.repeat(texts_per_row, axis=0)
+        dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
+        dataset.texts_per_row = texts_per_row
+        return dataset
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         options = self.options
