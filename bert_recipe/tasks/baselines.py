@@ -27,6 +27,7 @@ MAX_CHARACTERS = 5000  # of a text, so that whole books take seconds, too
 MAX_WORDS = 50_000  # that have a weight
 MAX_WEIGHTS = 1_000_000  # of all classes; also bounds rows times classes
 UNSPACED_SHARE = 0.1  # of texts from which on characters are counted instead of words
+FROZEN = "--frozen-encoder"  # the method of pairs that this flag is
 ROWS = "training_rows"  # the key of their number where these are not all
 CHANCE = 0.01  # below that, how likely a number of right rows is by chance, it is no chance
 CORRELATIONS = ("matthews_correlation", "pearson", "spearman")
@@ -220,6 +221,17 @@ def chance_line(
     return (
         f"{head} ({percent(error)}): do not use this model, since these rows do not show that it "
         f"has learnt; try {advice}, and check the labels"
+    )
+
+
+def frozen_line(name: str, value: float, baselines: Baselines) -> str | None:
+    """A note if --frozen-encoder scores higher than a model by more than its standard error."""
+    frozen = baselines.scores.get(FROZEN, {}).get(name, math.nan)
+    if not frozen - value > standard_error(name, value, baselines.num_scored):
+        return None
+    return (
+        f"{FROZEN} has {name} {percent(frozen)}: add it, with another --output-dir, for a model "
+        "that compares the vectors of both texts, and is fitted in seconds"
     )
 
 

@@ -1,8 +1,10 @@
 """The body of a run that does not train the encoder: a classifier is fitted to its vectors, which
-is saved, scored and predicts.
+is saved, scored and predicts. Of pairs, its scores also stand beside those of a trained encoder.
 """
 
+import io
 import time
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -12,16 +14,18 @@ from torch import Tensor
 from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.folder import MODEL_FILE
 from bert_recipe.checkpoint.model_card import ModelParts, card_of, write_card
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.checkpoint.rows import TensorRows
-from bert_recipe.checkpoint.start import StartKind
+from bert_recipe.checkpoint.start import StartKind, no_log
 from bert_recipe.checkpoint.weights import check_loaded, checkpoint_shapes
 from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
+from bert_recipe.config.fine_tuning_defaults import MANY_ROWS
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.baselines import WARNING
+from bert_recipe.tasks.baselines import FROZEN, WARNING, Baselines
 from bert_recipe.tasks.classification.frozen import FrozenEncoder
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.text_sequences import TextDataset
@@ -100,6 +104,61 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     )
     runtime.reporter.log((), seconds, text)
     return frozen
+
+
+def beside_frozen(run: Run, runtime: Runtime) -> Run:
+    """The run, where it trains on few pairs with the scores of --frozen-encoder among its
+    baselines: reading two texts together is learnt from thousands of pairs.
+    """
+    task = run.task
+    if not isinstance(task, ClassificationTask) or not task.text_pairs or not run.saves:
+        return run
+    has_classes = not task.spec.regression and not task.multi_label
+    is_few = run.data.num_rows < MANY_ROWS and runtime.distributed.world_size == 1
+    source, sets = run.start.weights, list(run.data.sets)
+    places = [place for place, scored in enumerate(sets) if scored.baselines]
+    if not (has_classes and is_few and places) or source is None:
+        return run
+    first = sets[places[0]]  # the scores of further sets have other names
+
+    def baselines() -> Baselines | None:
+        known = first.baselines() if first.baselines else None
+        if known is None:
+            return None
+        try:
+            scores = frozen_scores(run, source, runtime)
+        except UserError:  # of how the encoder's folder embeds texts
+            return known
+        return known._replace(scores={**known.scores, FROZEN: scores})
+
+    sets[places[0]] = replace(first, baselines=baselines)
+    return replace(run, data=replace(run.data, sets=sets))
+
+
+def frozen_scores(run: Run, source: ModelFolder, runtime: Runtime) -> dict[str, float]:
+    """The scores of --frozen-encoder on the same rows, with the encoder in `source`."""
+    trained = cast(ClassificationTask, run.task)
+    options = replace(trained.options, frozen_encoder=True, baseline=False, do_predict=False)
+    choice, size = run.data.choice, run.settings.prediction.batch_size
+    with redirect_stdout(io.StringIO()):  # what has been said of the files
+        task, dataset = ClassificationTask.learning(
+            options, choice.tokenizer, source.path, trained.split
+        )
+        sets = task.prediction_sets(choice.tokenizer)
+    config = task.configure(choice.config)
+    parallel = load_fine_tuned(task.head, config, source, runtime, log=no_log)
+    parallel.prepare_for_inference(runtime.precision.dtype)
+    vectors, *scored = [
+        predict(parallel, texts, "sequence", size, runtime)[0]
+        for texts in (dataset, *(prediction_set.dataset for prediction_set in sets))
+    ]
+    labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
+    is_balanced = options.class_weights == "balanced"
+    frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels_n, task.labels, is_balanced)
+    scores: dict[str, float] = {}
+    for prediction_set, outputs in zip(sets, scored, strict=True):
+        scores |= only_numbers(prediction_set.finish(frozen.logits(outputs), None))
+    return scores
 
 
 def with_classifier(

@@ -33,6 +33,7 @@ from bert_recipe.tasks.baselines import (
     chance_line,
     comparison_line,
     for_json,
+    frozen_line,
     joined,
     percent,
 )
@@ -224,4 +225,6 @@ def report_baselines(
     if warning := chance_line(metric, value, baselines, task.chance_advice, confusion):
         print_line(f"warning: {warning}")
         scores[WARNING] = "; ".join(filter(None, (scores.get(WARNING), warning)))
+    if note := frozen_line(metric, value, baselines):
+        print_line(f"note: {note}")
     write_json(folder / SCORES_FILE, stored_scores(scores))

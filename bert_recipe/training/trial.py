@@ -14,6 +14,7 @@ from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.evaluation import predict
+from bert_recipe.training.frozen_encoder import beside_frozen
 from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer, make_loader
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
@@ -28,7 +29,8 @@ HELD_OUT_ROWS = 150  # that all trials hold out; fewer may be right by chance
 
 
 def run_classifier(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
-    """`run_seed`, after trials where the run wants some."""
+    """`run_seed`, after trials where the run wants some, and of pairs beside a frozen encoder."""
+    run = beside_frozen(run, runtime)
     count = num_trials(run)
     if count == 0:
         return run_seed(run, runtime)

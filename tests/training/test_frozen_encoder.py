@@ -210,6 +210,87 @@ def test_the_default_prompt_and_casing_are_part_of_the_classifier(glue_files, tm
     np.testing.assert_allclose(predicted(folder / "eval_predictions.csv"), shares, atol=2e-4)
 
 
+PAIRS = ("--text-column", "text", "--pair-column", "pair", "--label-column", "label")
+
+
+def write_pairs(path, num_rows, seed):
+    """Rows with the label y if both texts are the same."""
+    texts = [text for text, _ in sentences(2 * num_rows, seed)]
+    rows = []
+    for place, (first, second) in enumerate(zip(texts[::2], texts[1::2], strict=True)):
+        rows.append(
+            {"text": first, "pair": first if place % 2 else second, "label": "ny"[place % 2]}
+        )
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def compared_by_transformers(encoder, rows):
+    """Cosine, products and absolute differences of the means of tokens, as torch computes them."""
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModel.from_pretrained(encoder).eval()
+    features = []
+    for row in rows:
+        means = []
+        for text in (row["text"], row["pair"]):
+            batch = tokenizer(text, truncation=True, max_length=16, return_tensors="pt")
+            with torch.no_grad():
+                means.append(model(**batch).last_hidden_state[0].mean(dim=0))
+        first, second = (torch.nn.functional.normalize(mean, dim=0) for mean in means)
+        parts = [(first @ second)[None], first * second * len(first) ** 0.5 / 3]
+        features.append(torch.cat([*parts, (first - second).abs() / 3]).numpy())
+    return np.array(features)
+
+
+def test_pairs_are_compared_by_their_vectors_as_by_transformers_and_scikit_learn(tmp_path, capsys):
+    encoder = make_encoder(tmp_path / "encoder", "modernbert")
+    files = [tmp_path / name for name in ("train.csv", "dev.csv")]
+    train, dev = (write_pairs(path, 40, seed) for seed, path in enumerate(files))
+    command = ["--init-checkpoint", encoder, "--output-dir", tmp_path / "a", "--device", "cpu"]
+    command += ["--max-seq-length", 16, "--train-file", files[0], "--eval-file", files[1], *PAIRS]
+    command += ["--do-train", "--do-eval", "--frozen-encoder"]
+    assert run_glue.main([*map(str, command)]) == 0
+
+    labels = [row["label"] for row in train]
+    rows = np.random.default_rng(0).permutation(40)
+    folds = [(rows[train], rows[held_out]) for train, held_out in KFold(5).split(rows)]
+    strengths = {"C": [1, 3, 10, 30, 100]}
+    estimator = LogisticRegression(max_iter=1000)
+    search = GridSearchCV(estimator, strengths, scoring="neg_log_loss", cv=folds)
+    classifier = search.fit(compared_by_transformers(encoder, train), labels)
+    expected = classifier.predict_proba(compared_by_transformers(encoder, dev))
+    folder = tmp_path / "a" / "encoder" / "classification"
+    np.testing.assert_allclose(predicted(folder / "eval_predictions.csv"), expected, atol=2e-4)
+    assert read_json(folder / "scores.json")["accuracy"] > 0.9
+
+    # Other readers: a prediction alone, a file, and the vectors of one text.
+    words = ["--init-checkpoint", folder, "--device", "cpu"]
+    table = ["--input", files[1], "--output", tmp_path / "out.csv", *PAIRS[:4]]
+    assert inference.main([*map(str, [*words, *table])]) == 0
+    np.testing.assert_allclose(predicted(tmp_path / "out.csv"), expected, atol=2e-4)
+    again = [*words, "--output-dir", tmp_path / "b", "--do-eval", "--eval-file", files[1], *PAIRS]
+    assert run_glue.main([*map(str, again)]) == 0
+    (scores,) = (tmp_path / "b").rglob("scores.json")
+    assert scores_in(scores.parent) == scores_in(folder)
+    with pytest.raises(UserError, match="pairs of texts"):
+        inference.main([*map(str, [*words, "--text", "a great ship"])])
+    card = (folder / "1" / "README.md").read_text()
+    assert "--text-pair" in card and "logits" not in card and "pipeline_tag" in card
+
+    # Its scores stand beside those of a trained encoder, also if a run is resumed.
+    capsys.readouterr()
+    command[command.index(tmp_path / "a")] = tmp_path / "c"
+    command[command.index("--frozen-encoder")] = "--max-steps"
+    for steps in (1, 2):
+        assert run_glue.main([*map(str, [*command, steps, "--resume-from-checkpoint"])]) == 0
+        assert "note: --frozen-encoder has accuracy" in capsys.readouterr().out
+        beside = read_json(tmp_path / "c" / "encoder" / "classification" / "scores.json")
+        assert beside["baselines"]["--frozen-encoder"]["accuracy"] == scores_in(folder)["accuracy"]
+
+
 def test_a_class_that_is_not_in_the_training_rows_is_not_predicted():
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(30, 8)) + np.arange(30)[:, None] % 2 * np.eye(8)[0] * 5
