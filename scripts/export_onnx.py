@@ -31,7 +31,6 @@ from bert_recipe.checkpoint.sentence_folders import (
     CLASSIFIER_MODULES,
     LENGTH_FILE,
     MODULES_FILE,
-    PAIR_CLASSIFIER_FILE,
     PROMPTS_FILE,
     EmbeddingSettings,
 )
@@ -133,8 +132,9 @@ def wrapped_model(source: ModelFolder) -> Any:
         frozen = FrozenEncoder.read(folder)
         if frozen is not None and frozen.compares:
             raise UserError(
-                f"{folder} compares the vectors of two texts, and an ONNX file has one input: "
-                f"delete {PAIR_CLASSIFIER_FILE} in a copy of the folder to export the embeddings"
+                f"{folder} compares the vectors of two texts, which is not exported: export the "
+                f"encoder that it was fitted to, for the vectors, or fine-tune without "
+                f"--frozen-encoder"
             )
         settings = EmbeddingSettings.read(folder) if frozen is None else frozen.settings
         return Wrapped(model, settings, frozen)

@@ -16,7 +16,11 @@ from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
 
 from bert_recipe.checkpoint.pretrained import save_pretrained
-from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, classifier_files
+from bert_recipe.checkpoint.sentence_folders import (
+    EmbeddingSettings,
+    classifier_files,
+    pair_classifier_files,
+)
 from bert_recipe.model.encoders.bert import BertConfig
 from bert_recipe.model.encoders.neobert import NeoBertConfig
 from bert_recipe.model.encoders.registry import make_model
@@ -132,6 +136,19 @@ def test_models_that_transformers_lacks_are_refused_and_run_no_code(
     result = run_here(words, export_onnx.main)
     assert_refused(result, f"a {config.model_type} model", "a model of another architecture")
     assert not target.exists()
+
+
+def test_a_classifier_that_compares_two_texts_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_onnx, "PACKAGES", ("transformers",))
+    folder = tmp_path / "model"
+    model_folder(folder, "BertModel")
+    parts = (np.zeros((2, 65), np.float32), np.zeros(2, np.float32), 64)
+    for name, content in pair_classifier_files(EmbeddingSettings(), *parts).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    words = ["--init-checkpoint", str(folder), "--output-dir", str(tmp_path / "onnx")]
+    result = run_here(words, export_onnx.main)
+    assert_refused(result, "compares the vectors of two texts", "fine-tune without")
 
 
 @pytest.mark.parametrize("name", ["model", "onnx"])
