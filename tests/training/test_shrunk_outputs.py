@@ -82,8 +82,8 @@ def test_the_factor_is_the_most_likely_one(noise, num_classes):
 
 def test_the_last_weights_are_those_of_a_run_without_it_drawn_to_the_shares(glue_files, tmp_path):
     rows = table(tmp_path, 120, is_learnable=False)
-    train(glue_files, tmp_path / "a", rows)
-    train(glue_files, tmp_path / "b", rows, NO_TRIAL)
+    train(glue_files, tmp_path / "a", rows, *SHORT)
+    train(glue_files, tmp_path / "b", rows, *SHORT, NO_TRIAL)
     factor, plain = recorded(tmp_path / "a"), weights(tmp_path / "b")
     assert factor < 0.3 and recorded(tmp_path / "b") is None
     plain["classifier.weight"] *= factor
@@ -94,7 +94,8 @@ def test_the_last_weights_are_those_of_a_run_without_it_drawn_to_the_shares(glue
 
 def test_a_rule_that_can_be_learnt_keeps_its_answers(glue_files, tmp_path):
     rows = table(tmp_path, 120, is_learnable=True)
-    train(glue_files, tmp_path, rows, "--do-eval", "--eval-file", rows)
+    flags = ("--max-steps", 50, "--do-eval", "--eval-file", rows)
+    train(glue_files, tmp_path, rows, *flags)
     (scores,) = tmp_path.glob("*/classification/scores.json")
     assert read_json(scores)["accuracy"] > 0.95 and recorded(tmp_path) > 0.1
 
@@ -131,11 +132,11 @@ def test_a_run_whose_outputs_are_shrunk_does_not_go_on(glue_files, tmp_path):
 def test_a_run_that_was_begun_without_it_goes_on_so(glue_files, tmp_path, capsys):
     """As those of versions that did not have it."""
     rows = table(tmp_path, 120, is_learnable=False)
-    train(glue_files, tmp_path, rows, NO_TRIAL, "--steps-this-run", 5)
-    train(glue_files, tmp_path, rows, "--resume-from-checkpoint")
+    train(glue_files, tmp_path, rows, *SHORT, NO_TRIAL, "--steps-this-run", 5)
+    train(glue_files, tmp_path, rows, *SHORT, "--resume-from-checkpoint")
     assert "trials on" not in capsys.readouterr().out and recorded(tmp_path) is None
     with pytest.raises(UserError, match="the run that is resumed goes on without it"):
-        train(glue_files, tmp_path, rows, "--resume-from-checkpoint", "--shrink-outputs")
+        train(glue_files, tmp_path, rows, *SHORT, "--resume-from-checkpoint", "--shrink-outputs")
 
 
 @pytest.mark.parametrize(
