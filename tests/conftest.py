@@ -101,11 +101,16 @@ FIRST_FILES = (
     "tests/checkpoint/test_resume.py",
     "tests/checkpoint/test_sharded_checkpoints.py",
     "tests/programs/test_library.py",
+    "tests/scripts/test_export_onnx.py",
     "tests/scripts/test_launch_scripts.py",
     "tests/scripts/test_nodes_that_come_and_go.py",
+    "tests/scripts/test_pretrain_from_texts.py",
     "tests/scripts/test_run_sub.py",
     "tests/tasks/test_embeddings.py",
     "tests/tasks/test_rerankers.py",
+    "tests/tokenization/test_layouts.py",
+    "tests/training/test_new_head.py",
+    "tests/training/test_shrunk_outputs.py",
     "tests/utils/test_distributed.py",
 )
 
