@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE, run_program
+from conftest import ROOT, TINY, VOCAB_FILE
+from small_runs import run_here
 from tokenizer_kinds import file_of, ours
 from transformers import (
     AutoModel,
@@ -19,18 +20,22 @@ from transformers import (
 )
 
 import inference
+import report
 import run_glue
 import run_ner
 import run_pretraining
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import find_labels
+from data import prepare
 
 PROGRAMS = {
     "run_glue.py": run_glue.main,
     "run_ner.py": run_ner.main,
     "run_pretraining.py": run_pretraining.main,
     "inference.py": inference.main,
+    "data/prepare.py": prepare.main,
+    "report.py": report.main,
 }
 
 # Flags that would take long; the rest of each command is the page's.
@@ -50,8 +55,8 @@ def blocks(title: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)
 
 
-def run_recipe(title: str) -> None:
-    """Runs the commands in the working folder."""
+def run_recipe(title: str, *flags: str) -> None:
+    """Runs the commands in the working folder, those that train with more `flags`."""
     block = blocks(title, "bash")[0]
     for command in block.replace("\\\n", " ").splitlines():
         if command.startswith(("git", "hf download", "source", "pip")):
@@ -66,11 +71,9 @@ def run_recipe(title: str) -> None:
         words = [
             SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)
         ]
-        if program in PROGRAMS:
-            assert PROGRAMS[program](words) == 0, command
-        else:
-            done = run_program(ROOT / program, *words, cwd=".")
-            assert done.returncode == 0, done.stderr
+        if "--do-train" in words:
+            words += flags
+        assert not PROGRAMS[program](words), command
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +128,7 @@ def test_readmes_first_command_trains_on_the_table_that_ships(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(ROOT / "data")
     (tmp_path / "all-MiniLM-L6-v2").symlink_to(folder / "bert-base-uncased")
-    run_recipe("Try it on a table")
+    run_recipe("Try it on a table", "--max-steps", "10")
     out = capsys.readouterr().out
     assert "predictions are wrong" in out
     assert "tf-idf + logistic regression" in out
@@ -148,7 +151,8 @@ def test_the_table_that_ships_has_the_rows_that_its_page_names(capsys):
     assert f"twice with two authors (lines {', '.join(map(str, lines))} and" in page
 
 
-def test_the_messy_table_that_ships_has_the_messages_of_its_page(tmp_path):
+def test_the_messy_table_that_ships_has_the_messages_of_its_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(ROOT / "data")
     (tmp_path / "bert_configs").symlink_to(ROOT / "bert_configs")
     for title, code, small in (
@@ -157,7 +161,7 @@ def test_the_messy_table_that_ships_has_the_messages_of_its_page(tmp_path):
     ):
         (command,) = blocks(title, "bash")
         _, program, *words = shlex.split(command.replace("\\\n", " "))
-        done = run_program(ROOT / program, *words, *small, cwd=tmp_path)
+        done = run_here([*words, *small], PROGRAMS[program])
         printed = " ".join((done.stdout + done.stderr).split())
         (messages,) = blocks(title, "text")
         assert done.returncode == code, done.stderr
