@@ -132,7 +132,7 @@ def learn_numbers(files: Path, folder: Path, numbers: tuple[int, int], *flags: o
     return read_json(scores)["pearson"]
 
 
-@pytest.mark.parametrize("numbers", [(0, 1), (1000, 5000), (2005, 2000)])
+@pytest.mark.parametrize("numbers", [(1000, 5000), (2005, 2000)])
 def test_numbers_far_from_0_are_learnt_like_those_near_it(numbers, files, tmp_path):
     assert learn_numbers(files, tmp_path, numbers, "--epochs", 16) > 0.95
 
@@ -141,7 +141,7 @@ def test_a_model_of_other_numbers_goes_on_from_what_it_has_learnt(files, tmp_pat
     """Also where larger ones mean the opposite; numbers alike leave it as it is. That is logged
     after the settings of the run, which open the logs.
     """
-    learn_numbers(files, tmp_path, (0, 1), "--epochs", 16)
+    assert learn_numbers(files, tmp_path, (0, 1), "--epochs", 16) > 0.95
     (model,) = tmp_path.glob("*/regression/*/model.safetensors")
     for name, numbers in {"far": (1000, 5000), "opposite": (-300, -400), "alike": (0, 2)}.items():
         folder = tmp_path / name
