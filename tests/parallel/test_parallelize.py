@@ -186,9 +186,9 @@ def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the
         torch.testing.assert_close(compiled.model.get_parameter(name).grad, p.grad, msg=name)
 
 
-@pytest.mark.parametrize(("what", "graphs"), [("layers", 2), ("model", 1)])
+@pytest.mark.parametrize(("what", "num_layers"), [("layers", 2), ("model", 1)])
 def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_uncompiled_one(
-    inputs, tmp_path, monkeypatch, what, graphs
+    inputs, tmp_path, monkeypatch, what, num_layers
 ):
     """Training and evaluation are traced in full, but run without code generation, which takes a
     minute.
@@ -199,7 +199,10 @@ def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_unco
         "compile",
         lambda module, **options: compile_module(module, **options, backend="eager"),
     )
+    config = read_json(inputs.config_without_dropout) | {"num_hidden_layers": num_layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     flags = ("--max-steps", 4, "--log-freq", 1, "--gradient-merge-steps", 2)
+    flags += ("--config-file", tmp_path / "config.json")
     flags += ("--eval-dir", inputs.held_out, "--eval-steps", 2)
     train(inputs.command(tmp_path / "uncompiled", *flags, dropout=False))
     torch._dynamo.reset()
@@ -211,9 +214,9 @@ def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_unco
     for metric, steps in (("loss", (1, 2, 3, 4)), ("eval_loss", (2, 4))):
         for step in steps:
             assert compiled[step][metric] == pytest.approx(expected[step][metric], rel=1e-5)
-    # The last layer is another graph, because it computes the masked tokens only. Evaluation has
-    # graphs of its own.
-    assert counters["stats"]["unique_graphs"] == 2 * graphs
+    # The last layer is another graph, because it computes the masked tokens only; a whole model is
+    # one. Evaluation has graphs of its own.
+    assert counters["stats"]["unique_graphs"] == 2 * num_layers
     assert not counters["graph_break"], counters["graph_break"]
 
 
@@ -226,7 +229,7 @@ COMPILED = {
 
 def pretrain_without_code_generation(commands: list[Command]) -> int:
     """On one rank. Forward graphs are traced in all runs; backward graphs, which takes longer, of
-    shards. Those of a whole model are traced in one process (benchmarks/test_benchmarks.py).
+    shards. Those of a whole model are traced in one process (test_compilation.py).
     """
     compile_of = {backend: compile_on_one_rank(backend) for backend in ("aot_eager", "eager")}
     for command in commands:
