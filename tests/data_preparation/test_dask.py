@@ -77,7 +77,7 @@ def python_path() -> str:
 
 
 # Where no scheduler is to be reached, a start need not wait for the 30 seconds of the default.
-IMPATIENT = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}
+IMPATIENT = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
 
 
 def prepare(
