@@ -170,7 +170,7 @@ def test_a_run_that_is_killed_at_any_change_of_its_folder_goes_on_the_same(
     monkeypatch.undo()
     expected = {path.relative_to(whole): content for path, (_, content) in weights_of(whole)}
     assert len(copies) > 20
-    every = int(os.environ.get("EVERY_KILL", 6))
+    every = int(os.environ.get("EVERY_KILL", 10))
     for copy in copies[::every]:
         for step in steps_folder(copy).glob("[0-9]"):  # a step is complete at any time
             verify_checkpoint(step, with_state=False)
