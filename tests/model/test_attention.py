@@ -141,6 +141,18 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
     assert_matches_reference(attention, qkv, lengths, rtol=tolerance, atol=tolerance)
 
 
+def test_short_sequences_in_inference_match_float64_and_keep_nans_to_themselves():
+    lengths = [16, 9, 3, 3, 1]
+    qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, generator=torch.Generator().manual_seed(0))
+    qkv = qkv.to(torch.bfloat16)
+    expected = attention_of_each_sequence(qkv.double(), lengths, None)[:-1]
+    qkv[-1] = math.nan  # the last sequence
+    with torch.no_grad():
+        out = prepared("length_bucketed", lengths)(qkv, 0.0)
+    torch.testing.assert_close(out[:-1].double(), expected, rtol=3e-2, atol=3e-2)
+    assert out[-1].isnan().all()
+
+
 def kernel(query, key, value, cu_seqlens, max_seqlen, *pairs) -> torch.Tensor:
     lengths = cu_seqlens.diff()
     assert (

@@ -23,6 +23,7 @@ MIN_EQUAL_LENGTHS = 4  # this many sequences of equal length form their own buck
 # packing.stream_sizes). torch's softmax takes two thirds as long for 160 columns as for 150,
 # because it computes the last 22 one by one.
 LENGTH_MULTIPLE = 32
+SHORT_LENGTH = 16  # for inference, the multiple of streams without longer sequences
 ROTATED_ELEMENTS = 2**16  # of queries and keys, rotated at a time: they fit a core's cache
 # queries of a tile, with a window: fewer compute fewer pairs beyond it, in more calls
 TILE_QUERIES = 128
@@ -35,15 +36,14 @@ class LengthBucket(NamedTuple):
     lengths: list[int]
     padded_length: int
 
-    def tokens(self, padding: int) -> Tensor:
-        """The stream's token at each place of the bucket [N, L]; `padding` beyond the end of a
-        sequence.
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """The stream's token at each place of the bucket [N, L], and which places are beyond the
+        end of a sequence: they have its last token.
         """
         lengths_N1 = torch.tensor(self.lengths)[:, None]
         places_L = torch.arange(self.padded_length)
         starts_N1 = self.start + lengths_N1.cumsum(0) - lengths_N1
-        tokens_NL = starts_N1 + places_L
-        return tokens_NL.masked_fill_(places_L >= lengths_N1, padding)
+        return starts_N1 + places_L.minimum(lengths_N1 - 1), places_L >= lengths_N1
 
 
 def length_buckets(cu_seqlens: list[int], multiple: int) -> list[LengthBucket]:
@@ -105,7 +105,8 @@ def attention_tiles(length: int, window: int | None, first_only: bool = False) -
 class VectorIndex(NamedTuple):
     """Where a stream and its buckets have the same vector [D].
 
-    in_stream_P: for each vector of the buckets its place in the stream; any place for padding.
+    in_stream_P: for each vector of the buckets its place in the stream, for padding that of the
+        sequence's last token.
     in_buckets: for each vector of the stream its place in the buckets; any place for filler.
     padding: the places of padding in the buckets.
     """
@@ -132,7 +133,10 @@ class BucketedStream:
     ):
         num_tokens, _, self.heads, size = qkv_T3HD.shape
         self.num_real_tokens = cu_seqlens[-1]  # the others are filler
+        longest = max(end - start for start, end in itertools.pairwise(cu_seqlens))
         multiple = LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1
+        if not torch.is_grad_enabled() and longest <= SHORT_LENGTH:
+            multiple = min(multiple, SHORT_LENGTH)
         self.buckets = length_buckets(cu_seqlens, multiple)
         lengths = [bucket.padded_length for bucket in self.buckets]
         self.tiles = [attention_tiles(length, window) for length in lengths]
@@ -143,24 +147,23 @@ class BucketedStream:
 
     def _index(self, num_tokens: int, channels: int) -> VectorIndex:
         vectors = channels * self.heads  # of a token
-        end = num_tokens * vectors  # the place of padding, which has the token `num_tokens`
         places_C1H1 = torch.arange(vectors).view(channels, 1, self.heads, 1)
-        places = []
+        places, is_padding = [], []
         for bucket in self.buckets:
-            tokens_N1L = bucket.tokens(num_tokens)[:, None]
-            places_CNHL = tokens_N1L * vectors + places_C1H1
+            tokens_NL, is_padding_NL = bucket.tokens()
+            places_CNHL = tokens_NL[:, None] * vectors + places_C1H1
             places.append(places_CNHL.flatten())
-        in_stream_P = torch.cat(places)
-        in_buckets = in_stream_P.new_zeros(end + vectors)
-        in_buckets[in_stream_P] = torch.arange(len(in_stream_P))
-        padding = (in_stream_P >= end).nonzero()[:, 0]
-        return VectorIndex(in_stream_P.clamp(max=end - 1), in_buckets[:end], padding)
+            is_padding.append(is_padding_NL[:, None].expand_as(places_CNHL).flatten())
+        in_stream_P, is_padding_P = torch.cat(places), torch.cat(is_padding)
+        real = is_padding_P.logical_not().nonzero()[:, 0]
+        in_buckets = in_stream_P.new_zeros(num_tokens * vectors)
+        in_buckets[in_stream_P[real]] = real
+        return VectorIndex(in_stream_P, in_buckets, is_padding_P.nonzero()[:, 0])
 
     def to_padded(self, states_TCHD: Tensor) -> Tensor:
-        """The buckets' states [P, D], zero beyond the end of each sequence."""
+        """The buckets' states [P, D], beyond the end of each sequence those of its last token."""
         index = self.index[states_TCHD.shape[1]]
-        states_PD = states_TCHD.flatten(0, 2).index_select(0, index.in_stream_P)
-        return states_PD.index_fill_(0, index.padding, 0)
+        return states_TCHD.flatten(0, 2).index_select(0, index.in_stream_P)
 
     def to_stream(self, states_PD: Tensor, channels: int) -> Tensor:
         """The stream's states [T, C, H, D], zero after the last sequence; the inverse of
@@ -204,10 +207,13 @@ def hide_(scores_BQK: Tensor, tile: Tile, lengths: list[int]) -> None:
     if tile.hidden_QK is not None:
         scores_BQK.masked_fill_(tile.hidden_QK, lowest)
     scores_NHQK = scores_BQK.unflatten(0, (len(lengths), -1))
-    for sequence, length in enumerate(lengths):
+    start = 0
+    for length, run in itertools.groupby(lengths):
+        stop = start + len(list(run))
         if length < tile.keys.stop:
             first_padding = max(length - tile.keys.start, 0)
-            scores_NHQK[sequence, :, :, first_padding:] = lowest
+            scores_NHQK[start:stop, :, :, first_padding:] = lowest
+        start = stop
 
 
 class LengthBucketedFunction(torch.autograd.Function):
@@ -265,6 +271,7 @@ class LengthBucketedFunction(torch.autograd.Function):
         probs_and_mask = zip(saved[::2], saved[1::2], strict=True)  # of the tiles in order
         stream = ctx.stream
         out_grad_PD = stream.to_padded(grad_THD[:, None])
+        out_grad_PD.index_fill_(0, stream.index[1].padding, 0)  # padding has no gradient
         grad_PD = torch.empty_like(qkv_PD)
         tiles_of_buckets = stream.tiles
         if ctx.first_only:
