@@ -15,7 +15,7 @@ WORDS_FACTOR, EMBEDDINGS_FACTOR = 2.0, 0.2
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
 MANY_ROWS = 5000
 MIN_UPDATES, MIN_UPDATES_OF_WORDS = 150, 450
-UPDATES_PER_LABEL, MAX_UPDATES_OF_LABELS = 25, 600
+UPDATES_PER_LABEL, MAX_UPDATES_OF_LABELS = 25, 1200
 MIN_TRAVEL = 0.02  # rate times updates: about how far Adam moves a weight
 EPOCHS, MAX_EPOCHS = 3, 20
 SQUAD_RATE = 5e-5  # NVIDIA's recipe, for many questions
@@ -54,7 +54,7 @@ def fine_tuning_defaults(
     on few rows are mostly too short, and advise up to 20 epochs, a warmup over a tenth of them and
     Adam's bias correction, which the optimizers here have. So batches of 16 below 5,000 rows, and
     as many epochs as make 150 updates, for tags 450, for texts 25 for each label if that is more,
-    up to 600; and more where AdamW's rate is lower, so that their product is 0.02; at least 3
+    up to 1,200; and more where AdamW's rate is lower, so that their product is 0.02; at least 3
     epochs and at most 20. From 5,000 rows on batches of 32 and 3 epochs. From random weights
     batches of 32.
 

@@ -71,7 +71,7 @@ def test_many_classes_take_more_updates():
         values = fine_tuning_defaults(kind, 384, "AdamW", rows, num_labels=num_labels)
         return values.epochs * rows / values.batch_size
 
-    assert updates(2) == updates(6) < updates(10) < updates(24) == updates(200)
+    assert updates(2) == updates(6) < updates(10) < updates(30) < updates(48) == updates(200)
     assert updates(6, kind="words") == updates(30, kind="words")
     assert updates(30, rows=5000) == updates(2, rows=5000)
 
