@@ -139,8 +139,8 @@ def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, c
     advice = "rerun the same command"
     advice += " to resume, without --overwrite" if resumes else " with --resume-from-checkpoint"
     assert f"stopped by {signal_.name}: {advice};" in log.read_text()
-    train([*command, *(() if resumes else ["--resume-from-checkpoint"]), "--steps-this-run", "20"])
-    train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 20))
+    train([*command, *(() if resumes else ["--resume-from-checkpoint"]), "--steps-this-run", "5"])
+    train(inputs.command(tmp_path / "uninterrupted", *flags, "--steps-this-run", int(step) + 5))
     assert losses(output) == losses(tmp_path / "uninterrupted")
 
 

@@ -12,24 +12,27 @@ from processes import PATIENCE, wait_until
 
 LAUNCHER = [sys.executable, str(ROOT / "scripts" / "torchrun.py")]
 LAUNCHER += ["--standalone", "--nproc_per_node"]
+MISTAKE = ("echo error: a bad flag >&2; exit 2", 2, "error: a bad flag\n" * 2)
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "message"),
+    ("flags", "command", "code", "message"),
     [
-        ("echo error: a bad flag >&2; exit 2", 2, "error: a bad flag\n" * 2),
+        ((), *MISTAKE),
+        (("--max_restarts", "3"), *MISTAKE),  # the same error would come again
         (
+            (),
             "[ $RANK = 0 ] || kill -KILL $$$$; sleep 60",
             137,
             "error: process 1 of this machine was killed by SIGKILL\n",
         ),
     ],
-    ids=["error", "killed"],
+    ids=["error", "error of an elastic run", "killed"],
 )
 def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
-    command, code, message
+    flags, command, code, message
 ):
-    words = [*LAUNCHER, "2", "--no_python", "sh", "-c", command]
+    words = [*LAUNCHER, "2", *flags, "--no_python", "sh", "-c", command]
     result = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (result.returncode, result.stderr) in [
         (code, message),

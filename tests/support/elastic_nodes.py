@@ -57,7 +57,7 @@ class ElasticRun:
         (folder / "gates").mkdir(parents=True)
         (folder / "run_pretraining.py").write_text(PROGRAM)
 
-    def start(self, name: str, extra_args: str = "") -> subprocess.Popen:
+    def start(self, name: str) -> subprocess.Popen:
         """Starts a node, which prints to the file `name`."""
         flags = "--max-seq-length 32 --max-predictions-per-seq 5 --enable-cpu-affinity false"
         settings = {
@@ -67,7 +67,7 @@ class ElasticRun:
             "RESULTS_DIR": str(self.folder),
             "BERT_MODEL": "custom",
             "VOCAB_FILE": str(self.inputs.vocab_file),
-            "EXTRA_ARGS": f"{flags} {extra_args}",
+            "EXTRA_ARGS": flags,
             "GATES": str(self.folder / "gates"),
             "OMP_NUM_THREADS": "1",
         }
