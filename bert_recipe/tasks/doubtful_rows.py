@@ -1,5 +1,6 @@
 """Rows that a file may have, but that are most likely mistakes: named before training."""
 
+import re
 import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from bert_recipe.utils.progress import print_once
 
 MAX_PLACES = 3  # of a message
 LEAST_NUMBERS, FAR_SHARE = 50, 0.5  # of squared distances
-EMPTY = "have an empty text"
+EMPTY = "an empty text"
 # What pandas and spreadsheets write for a missing text.
 MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
 
@@ -41,9 +42,16 @@ def warn_of_contradictions(
     if contradictions:
         examples = one_line(listed(list(contradictions.values()), MAX_PLACES))
         print_once(
-            f"warning: {one_line(str(path))}: {len(contradictions)} {what} have contradicting "
+            f"warning: {one_line(str(path))}: {have(len(contradictions), what)} contradicting "
             f"labels: {examples}: keep one label for each"
         )
+
+
+def have(number: int, things: str) -> str:
+    """Such as `2 pairs of texts have` or `1 pair of texts has`."""
+    if number > 1:
+        return f"{number} {things} have"
+    return re.sub(r"s\b", "", f"1 {things} has", count=1)
 
 
 def place_text(place: object) -> str:
@@ -61,7 +69,7 @@ def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int | str]]) -
     rows = list(rows)
     missing = [line for texts, line in rows if any(text in MISSING_TEXTS for text in texts)]
     advice = "leave them out if that is a missing value"
-    warn_of_lines(path, "have a text such as 'nan'", missing, advice)
+    warn_of_lines(path, "a text such as 'nan'", missing, advice)
     lines = [line for texts, line in rows if any(map(is_blank, texts))]
     warn_of_lines(path, EMPTY, lines, "leave them out if that is a mistake")
 
@@ -96,7 +104,7 @@ def warn_of_far_numbers(path: Path, numbers: Sequence[float], places: Sequence[o
 
 def warn_of_lines(path: Path, what: str, lines: Sequence[object], advice: str) -> None:
     if lines:
+        places = f"line{'s' * (len(lines) > 1)} {listed(lines, MAX_PLACES)}"
         print_once(
-            f"warning: {one_line(str(path))}: {len(lines)} rows {what}: lines "
-            f"{listed(lines, MAX_PLACES)}: {advice}"
+            f"warning: {one_line(str(path))}: {have(len(lines), 'rows')} {what}: {places}: {advice}"
         )

@@ -42,21 +42,21 @@ def train(path: Path, content: str, columns, **options) -> None:
         (
             "text,label\na,1\nb,2\na,1.0\na,3\n",
             *(ONE, NUMBER),
-            "1 texts have contradicting labels: line 2 (1.0) and line 5 (3.0)",
+            "1 text has contradicting labels: line 2 (1.0) and line 5 (3.0)",
         ),
         (
             "text,label\na,x|y\nb,y\na,y|x\nb,x\n",
             *(ONE, SEVERAL),
-            "1 texts have contradicting labels: line 3 (y) and line 5 (x)",
+            "1 text has contradicting labels: line 3 (y) and line 5 (x)",
         ),
         (
             "text,pair,label\na,b,x\na,c,y\na,b,y\n",
             *(PAIR, {}),
-            "1 texts have contradicting labels: line 2 (x) and line 4 (y)",
+            "1 text has contradicting labels: line 2 (x) and line 4 (y)",
         ),
         ("text,label\na,x\n,y\n\u200b,y\n", ONE, {}, "2 rows have an empty text: lines 3, 4"),
-        ("text,pair,label\na,b,x\na,,y\n", PAIR, {}, "1 rows have an empty text: lines 3"),
-        ("text,label\na,x\nnan,y\n", ONE, {}, "1 rows have a text such as 'nan': lines 3"),
+        ("text,pair,label\na,b,x\na,,y\n", PAIR, {}, "1 row has an empty text: line 3"),
+        ("text,label\na,x\nnan,y\n", ONE, {}, "1 row has a text such as 'nan': line 3"),
         ("text,label\na,x\nb,None\nc,x\nd,NA\n", ONE, {}, "the label 'NA', 'None' is most likely"),
     ],
 )
@@ -97,7 +97,7 @@ def test_pairs_of_embeddings_have_words_and_one_score(tmp_path, capsys):
     path = tmp_path / "train.csv"
     path.write_text("text,pair,label\na,b,1\na,b,2\na,c,1\n")
     read_tuples(path, ("text", "pair"), "label")
-    says = "1 pairs of texts have contradicting labels: line 2 (1.0) and line 3 (2.0)"
+    says = "1 pair of texts has contradicting labels: line 2 (1.0) and line 3 (2.0)"
     assert says in capsys.readouterr().out
 
 
@@ -115,7 +115,7 @@ def test_contradicting_sentences_are_named(tmp_path, capsys):
     write_json_lines(path, rows)
     read_sentences(path, True)
     output = capsys.readouterr().out
-    assert "1 sentences have contradicting labels: line 1 (0-4 PER) and line 4" in output
+    assert "1 sentence has contradicting labels: line 1 (0-4 PER) and line 4" in output
 
 
 def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
