@@ -344,17 +344,15 @@ def make_reporter(config: RuntimeConfig, is_main: bool, name: str = "") -> Repor
     """
     if not is_main:
         return Reporter()
-
-    def named(path: Path) -> Path:
-        return path.with_stem(f"{path.stem}-{name}") if name else path
-
     sinks: list[Sink] = [TerminalSink()]
     if installed_package() is not None:
         sinks.append(RegisteredBackends())
-    if config.report_file is not None:
-        sinks.append(DLLoggerJsonSink(named(config.report_file), "--report-file"))
-    if config.log_file is not None:
-        sinks.append(DLLoggerTextSink(named(config.log_file), "--log-file"))
+    for path, kind, flag in (
+        (config.report_file, DLLoggerJsonSink, "--report-file"),
+        (config.log_file, DLLoggerTextSink, "--log-file"),
+    ):
+        if path is not None:
+            sinks.append(kind(path.with_stem(f"{path.stem}-{name}") if name else path, flag))
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoardSink(config.tensorboard_dir / name))
     if config.wandb_project is not None:

@@ -2,6 +2,7 @@
 in TensorBoard.
 """
 
+import contextlib
 import datetime
 import importlib
 import math
@@ -215,6 +216,13 @@ def test_backends_that_other_code_registers_get_the_records(tmp_path, monkeypatc
     reporter.close()
     assert records == [([0, 1], {"loss": 2.5, "folder": str(tmp_path)})]
     assert [entry["step"] for entry in log_entries(tmp_path / "r.json")] == ["PARAMETER", [0, 1]]
+
+
+def test_the_logs_of_one_of_several_runs_have_its_name(tmp_path):
+    logs = RuntimeConfig(report_file=tmp_path / "r.json", log_file=tmp_path / "l.txt")
+    with contextlib.closing(make_reporter(logs, True, "seed-7")) as reporter:
+        reporter.log("PARAMETER", {"seed": 7})
+    assert {path.name for path in tmp_path.iterdir()} == {"r-seed-7.json", "l-seed-7.txt"}
 
 
 def test_only_the_main_process_reports(tmp_path, capsys):
