@@ -16,15 +16,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (  # first, because it handles errors of the other imports
+    UserError,
+    run_main,
 )
 
 # isort: split
 import argparse
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -146,8 +147,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespa
 
 
 def draws_of(labels_n: "np.ndarray", count: int | None) -> "list[np.ndarray]":
-    """The rows of each draw, of each class in proportion as far as it has rows: `count`, or all but
-    another fifth.
+    """The rows of each draw, of each class in proportion: `count`, with at least one of each class
+    if that many classes fit, or all but another fifth.
     """
     import numpy as np
 
@@ -164,8 +165,23 @@ def draws_of(labels_n: "np.ndarray", count: int | None) -> "list[np.ndarray]":
     draws = []
     for _ in range(NUM_DRAWS):
         places = (np.arange(count) * num_rows + random.integers(num_rows)) // count
-        draws.append(np.sort(ordered_by_class()[places]))
+        draws.append(np.sort(with_each_class(ordered_by_class()[places], labels_n)))
     return draws
+
+
+def with_each_class(rows: "np.ndarray", labels_n: "np.ndarray") -> "np.ndarray":
+    """`rows` of a draw, with a row of each class that it lacks in place of one of the class that is
+    the most above its share, as far as such a class has several.
+    """
+    import numpy as np
+
+    rows, classes = rows.copy(), np.unique(labels_n)
+    share_C = np.bincount(labels_n) * len(rows) / len(labels_n)
+    for label in np.setdiff1d(classes, labels_n[rows]) if len(classes) <= len(rows) else ():
+        counts_C = np.bincount(labels_n[rows], minlength=len(share_C))
+        largest = np.where(counts_C > 1, counts_C - share_C, -np.inf).argmax()
+        rows[(labels_n[rows] == largest).argmax()] = (labels_n == label).argmax()
+    return rows
 
 
 def compare_vectors(args: argparse.Namespace, command: Sequence[str]) -> list[str]:
@@ -283,11 +299,24 @@ def score_draw(
     write_json(folder / "scores.json", scores)
 
 
+def check_seeds(args: argparse.Namespace, folders: Iterable[Path]) -> None:
+    """Raises UserError if an earlier command has left other seeds, which would be scored, too."""
+    seeds = {f"seed-{seed}" for seed in range(args.seed, args.seed + args.num_seeds)}
+    for folder in folders:
+        others = sorted(path for path in folder.glob("*/*/seed-*") if path.name not in seeds)
+        if others:
+            raise UserError(
+                f"{others[0]} is of an earlier command with other seeds: give its --seed and "
+                f"--num-seeds, or another --output-dir"
+            )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args, command = parse_arguments(argv)
+    folders = {name: args.output_dir / "fine-tuning" / name for name in ("before", "after")}
+    check_seeds(args, folders.values())
     lines = compare_vectors(args, command)
     print_line("\n".join(lines))
-    folders = {name: args.output_dir / "fine-tuning" / name for name in ("before", "after")}
     for folder, model in zip(folders.values(), (args.before, args.after), strict=True):
         words = ["--init-checkpoint", str(model), "--output-dir", str(folder)]
         exit_code = run_glue.main([*command, *words])

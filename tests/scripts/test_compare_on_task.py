@@ -51,6 +51,8 @@ def test_both_models_are_compared_by_vectors_and_fine_tuned_on_the_same_texts(in
     for line in lines[:4]:
         assert "most frequent class " in line and "tf-idf + logistic regression " in line
     assert any(line.startswith("fine-tuning") and "f1 macro" in line for line in lines)
+    other = run_here([*words, "--seed", 43], compare_on_task.main)
+    assert_refused(other, "seed-42 is of an earlier command with other seeds")
     shutil.rmtree(tmp_path / "after")
     assert_refused(run_here([*words, "--epochs", 2], compare_on_task.main), "leave --epochs out")
 
@@ -85,6 +87,7 @@ def test_draws_have_each_class_in_proportion_also_rare_ones(counts):
             assert len(rows) == len(set(rows.tolist())) == (count or len(rows))
             share = np.bincount(labels[rows], minlength=len(counts))
             assert np.abs(share - len(rows) / len(labels) * np.array(counts)).max() < 1.01
+            assert count is None or len(counts) > count or share.all()
 
 
 def test_numbers_are_compared_after_fine_tuning_only(inputs, tmp_path):
