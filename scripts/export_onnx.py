@@ -118,14 +118,12 @@ def wrapped_model(source: ModelFolder) -> Any:
             return torch.nn.functional.normalize(vectors) if self.settings.normalize else vectors
 
     folder, architecture = source.path, source.architecture or ""
-    try:
-        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except ValueError as error:
+    if source.config.model_type not in transformers.CONFIG_MAPPING:
         raise UserError(
             f"{folder} has a {source.config.model_type} model, which the export needs transformers "
             f"for, and transformers {transformers.__version__} lacks: use a model of another "
             f"architecture"
-        ) from error
+        )
     is_classifier = architecture.endswith(CLASSIFIERS)
     if not is_classifier and (folder / MODULES_FILE).is_file():
         model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
