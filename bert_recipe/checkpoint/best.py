@@ -3,9 +3,11 @@ that choose it are in the progress of each checkpoint.
 """
 
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_recipe.checkpoint.calibration import CALIBRATION_FILE
 from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
     MANIFEST_FILE,
@@ -95,6 +97,8 @@ def take_best(source: Path, step: Path) -> None:
     with atomic_folder(step) as temporary:
         link_model(temporary, source)
         copy_card(source, temporary, step)
+        if (source / CALIBRATION_FILE).is_file():
+            shutil.copy2(source / CALIBRATION_FILE, temporary)
 
 
 def link_best(parent: Path, step: int | None) -> None:

@@ -85,8 +85,12 @@ def test_the_best_step_is_kept_without_its_optimizer_and_loads_everywhere(inputs
 def test_a_run_that_goes_on_elsewhere_takes_its_best_model_along(inputs, whole, tmp_path):
     whole_steps = steps_folder(whole)
     start = ("--from-checkpoint", whole_steps / "8", "--max-steps", 9, "--learning-rate", 9)
-    train(command(inputs, tmp_path, *start))
     best = best_of(whole)
+    calibration = whole_steps / "best" / "calibration.json"
+    calibration.write_text('{"temperature": 2.0, "rows": 9}')
+    train(command(inputs, tmp_path, *start))
+    assert (steps_folder(tmp_path) / "best" / calibration.name).is_file()
+    calibration.unlink()
     assert best_of(tmp_path) == best
     here, there = (
         path / "best/model.safetensors" for path in (steps_folder(tmp_path), whole_steps)
