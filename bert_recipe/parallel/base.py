@@ -54,6 +54,7 @@ class ParallelModel:
     replica_group: that of ranks with the same parameters and gradients, or None.
     saves_rows: whether this rank's rows are saved in checkpoints; each row is saved by one rank.
     keeps_gradients: whether gradients keep their memory.
+    moves_gradients: whether gradients go to other ranks or devices, and are dense.
     gathers_parameters: whether forward passes gather parameters from all ranks, which then need the
         same number of passes.
     cannot_freeze: the flag of a strategy whose `step` changes all parameters, or "".
@@ -65,6 +66,7 @@ class ParallelModel:
     replica_group: "dist.ProcessGroup | None" = None
     saves_rows = True
     keeps_gradients = False  # between steps, as zeros
+    moves_gradients = False
     gathers_parameters = False
     cannot_freeze = ""
     shards_only_state = False

@@ -20,6 +20,8 @@ from bert_recipe.utils.collectives import start_all_reduce
 class Replicated(ParallelModel):
     """One replica per rank."""
 
+    moves_gradients = True
+
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
         super().set_up(config, precision, device)
         self.saves_rows = dist.get_rank() == 0

@@ -102,6 +102,7 @@ class DeepSpeedModel(ParallelModel):
     configuration is that of `EngineConfig`.
     """
 
+    moves_gradients = True
     cannot_freeze = "--deepspeed"
 
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:

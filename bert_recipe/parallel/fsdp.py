@@ -208,6 +208,7 @@ class ShardedModel(ParallelModel):
     shards are float32.
     """
 
+    moves_gradients = True
     gathers_parameters = True
 
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:

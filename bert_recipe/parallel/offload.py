@@ -70,6 +70,7 @@ class OffloadedModel(ParallelModel):
     """One process whose optimizer works on the CPU (--enable-cpu-offload)."""
 
     masters: OffloadedWeights
+    moves_gradients = True
 
     def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
         self.masters = OffloadedWeights(self.model)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import cast
 
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -14,9 +15,9 @@ from bert_recipe.training.callbacks import Callback
 
 def takes_row_gradients(state: TrainState) -> bool:
     """Whether an update with such gradients has the bits of one with dense ones, in less time."""
-    parallel, model = state.parallel, state.model
+    parallel, model = cast(ParallelModel, state.parallel), state.model
     return (
-        type(parallel) is ParallelModel  # others add and send dense gradients
+        not parallel.moves_gradients
         and isinstance(state.optimizer, AdamW)
         and parallel.masters is None
         and parallel.optimizer_device.type == "cpu"
