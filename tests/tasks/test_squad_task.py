@@ -524,3 +524,16 @@ def test_the_sentence_with_most_words_of_the_question_has_the_f1_of_a_whole_sent
     assert sentence_f1(squad_of(context, [Answer("Paris")])) == pytest.approx(2 / 6)
     assert sentence_f1(squad_of("", [Answer("Paris")])) == 0
     assert sentence_f1(squad_of("Nobody was there.")) == 0  # nor is there an answer
+
+
+@pytest.mark.parametrize("start", [("id,", "1,", ","), ("", "", "")], ids=["id", "no id"])
+def test_empty_rows_of_a_table_to_predict_are_kept(tmp_path, start):
+    header, full, empty = start
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}question,context\n{empty},\n{full}Who?,Anna left.\n{empty},\n")
+    assert [row["question"] for row in read_squad(path, keeps_empty=True).table()] == [
+        "",
+        "Who?",
+        "",
+    ]
+    assert len(read_squad(path).questions) == 1

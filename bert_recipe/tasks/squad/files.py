@@ -136,19 +136,21 @@ ARTICLE = {"paragraphs": list[Any]}
 PARAGRAPH = {"context": str, "qas": list[Any]}
 
 
-def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
+def read_squad(path: str | Path, bad: BadRows | None = None, keeps_empty: bool = False) -> Squad:
     """Reads the SQuAD file `path`, or a question per row as in Hugging Face's data set: `data` of a
     JSON file, or a table; also compressed; or the files that `table_parts` finds. bad: takes the
     articles, paragraphs and questions that are not as expected; by default UserError names them.
-    Raises UserError if no question is left.
+    keeps_empty: a row of a table with empty cells only is a question, too, since its file is
+    written again with answers. Raises UserError if no question is left.
     """
     path = Path(path)
     bad_rows = BadRows(path) if bad is None else bad
     parts = table_parts(path)
-    raw = read_document(parts[0], bad_rows)
+    raw = read_document(parts[0], bad_rows, keeps_empty)
     for part in parts[1:]:
         raw = from_json(DOCUMENT, raw, f"SQuAD file {parts[0]}")
-        more = from_json(DOCUMENT, read_document(part, bad_rows), f"SQuAD file {part}")
+        content = read_document(part, bad_rows, keeps_empty)
+        more = from_json(DOCUMENT, content, f"SQuAD file {part}")
         raw = {"data": raw["data"] + more["data"]}
     articles = from_json(DOCUMENT, nested_rows(raw, path), f"SQuAD file {path}")["data"]
     contexts: list[str] = []
@@ -174,12 +176,13 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
     return Squad(path, contexts, list(questions.values()), version_2, rows)
 
 
-def read_document(path: Path, bad: BadRows) -> Any:
+def read_document(path: Path, bad: BadRows, keeps_empty: bool) -> Any:
     """The content of one file, with its articles or rows in `data`."""
     file = TextFile(path, bad.add)
     is_document = path.name.lower().removesuffix(file.compression).endswith(".json")
     if file.format in TABLES and not is_document:
-        return {"data": [row for _, row in read_rows(file, exact=True)]}
+        rows = read_rows(file, exact=True, keeps_empty=keeps_empty)
+        return {"data": [row for _, row in rows]}
     refuse_known(path, DATA)
     if file.compression:
         content = parse_json("".join(TextFile(path)).encode(), f"SQuAD file {path}", JSON_KINDS)
@@ -222,8 +225,10 @@ def nested_rows(document: Any, path: Path) -> Any:
             answers = answers_of(row)
         except ValueError as error:
             raise UserError(f"{path}: data[{number}]: {error}") from error
-        question = {"id": row.get("id", number), "question": row["question"], "answers": answers}
-        questions.append(question)
+        name = row.get("id", number)
+        if name == row["question"] == "":  # of a row with empty cells only
+            name = f"empty row {number}"
+        questions.append({"id": name, "question": row["question"], "answers": answers})
     have_answers = [bool(question["answers"]) for question in questions]
     if any(have_answers) and not all(have_answers):
         for question in questions:

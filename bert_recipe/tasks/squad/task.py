@@ -132,7 +132,7 @@ class SquadTask(FineTuningTask, SeparableTask):
         if path is None:
             return []
         bad = options.bad_rows(path, is_predicted=not is_scored)
-        squad = read_squad(path, bad)
+        squad = read_squad(path, bad, keeps_empty=not is_scored)
         bad.finish()
         if is_scored:
             check_scored(squad)
