@@ -48,6 +48,7 @@ from benchmarks.common.results import (
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.reporting.markdown import markdown_table
+from bert_recipe.reporting.paired_scores import MeanScore, compare_scores
 from bert_recipe.utils.command_line import REQUIRED, Flag
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.json_files import read_json, write_json
@@ -437,8 +438,9 @@ def shown_score(runs: Sequence[Row]) -> str:
 
 
 def shown_difference(runs: Sequence[Row], others: Sequence[Row]) -> str:
-    """Mean difference of the runs of equal seeds in points with its 95% interval: over the scored
-    rows where it is known which are right, else over the seeds.
+    """Mean difference of the runs of equal seeds in points with its 95% interval: that of
+    compare.py where it is known which rows are right, of one seed over the rows alone; else over
+    the seeds.
     """
     other_of = {run["seed"]: run for run in others}
     pairs = [(run, other_of[run["seed"]]) for run in runs if run["seed"] in other_of]
@@ -447,9 +449,12 @@ def shown_difference(runs: Sequence[Row], others: Sequence[Row]) -> str:
     differences = np.array([run["score"] - other["score"] for run, other in pairs])
     text = f"{100 * differences.mean():+.1f}"
     if all("right" in run for pair in pairs for run in pair):
-        right = np.array([[[*map(int, run["right"])] for run in pair] for pair in pairs])
-        rows = (right[:, 0] - right[:, 1]).mean(axis=0)  # a mean over the seeds, of each row
-        half = 1.96 * rows.std(ddof=1) / np.sqrt(len(rows))
+        sides = [
+            [MeanScore(np.array([*map(int, run["right"])], float)) for run in side]
+            for side in zip(*pairs, strict=True)
+        ]
+        low, high = compare_scores(*sides, same_seeds=True).interval
+        half = (high - low) / 2
     elif len(pairs) > 1:
         deviation = differences.std(ddof=1) / np.sqrt(len(pairs))
         half = stats.t.ppf(0.975, len(pairs) - 1) * deviation
