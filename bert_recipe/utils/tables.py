@@ -102,7 +102,9 @@ def read_delimited(
         else:
             yield number, dict(zip(header, cells, strict=False))
     if repeats and file.has_flags:
-        print_once(f"note: {file.path}: {repeats} rows repeat the header, and are left out")
+        several = f"{repeats} rows repeat the header, and are"
+        what = several if repeats > 1 else "1 row repeats the header, and is"
+        print_once(f"note: {file.path}: {what} left out")
 
 
 def has_quoting(file: TextFile) -> bool:
