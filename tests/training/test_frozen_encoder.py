@@ -325,6 +325,19 @@ def test_copies_of_rows_are_no_reason_for_large_weights():
     assert np.isfinite(same.weight_CF).all()
 
 
+def test_groups_that_are_held_out_together_choose_the_regularization():
+    """Each group has its own vector and one label: other groups tell nothing about that."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(20), 5)
+    vectors = rng.normal(size=(20, 64))[groups] + 0.3 * rng.normal(size=(100, 64))
+    lengths = []
+    for names in ((), tuple(map(str, groups))):
+        encoder = FrozenEncoder(None, groups=names)
+        fitted = encoder.fit(vectors, groups % 2, ("a", "b"))
+        lengths.append(np.linalg.norm(fitted.weight_CF))
+    assert lengths[0] > 3 * lengths[1]
+
+
 def test_a_signal_in_a_fit_names_no_flag_that_a_fit_refuses(
     glue_files, tmp_path, monkeypatch, capsys
 ):

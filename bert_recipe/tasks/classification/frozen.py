@@ -8,6 +8,7 @@ texts are.
 Legend: n rows, E hidden size, F features (E, of pairs 2 E + 1), C classes.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,12 +43,14 @@ class FrozenEncoder:
     until they are fitted.
 
     compares: whether rows are pairs, whose texts have a vector each.
+    groups: of the rows to learn from, if rows of one group are held out together.
     """
 
     settings: EmbeddingSettings
     weight_CF: np.ndarray | None = None
     bias_C: np.ndarray | None = None
     compares: bool = False
+    groups: Sequence[str] = ()
 
     @classmethod
     def read(cls, folder: Path) -> "FrozenEncoder | None":
@@ -102,7 +105,7 @@ class FrozenEncoder:
         # The length of a normalized vector.
         scale = 1.0 if self.compares else features_nF.shape[1] ** 0.5
         weights_n = compute_sample_weight("balanced" if balanced else None, labels_n)
-        classifier = fitted(features_nF / scale, labels_n, weights_n)
+        classifier = fitted(features_nF / scale, labels_n, weights_n, self.groups)
         coefficients, intercepts = classifier.coef_ / scale, classifier.intercept_
         if len(present) == 2:  # one logit, of the second class
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
@@ -135,13 +138,16 @@ class FrozenEncoder:
 
 
 def fitted(
-    features_nF: np.ndarray, labels_n: np.ndarray, weights_n: np.ndarray
+    features_nF: np.ndarray,
+    labels_n: np.ndarray,
+    weights_n: np.ndarray,
+    groups: Sequence[str] = (),
 ) -> "LogisticRegression":
     """Logistic regression with the strength whose loss on held-out rows is the least: with that of
-    scikit-learn, 1, a classifier of few vectors of length 1 is far too unsure.
+    scikit-learn, 1, a classifier of few vectors of length 1 is far too unsure. groups: see
+    FrozenEncoder.
     """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import KFold
 
     rows = np.random.default_rng(0).permutation(len(labels_n))[:MAX_ROWS]
     # With copies of held-out rows in training, the weakest regularization would seem the best.
@@ -149,9 +155,7 @@ def fitted(
     is_copy_nn = units_nF @ units_nF.T >= COPY
     rows = rows[np.unique(is_copy_nn.argmax(axis=1))]
     losses = dict.fromkeys(STRENGTHS, 0.0)
-    folds = KFold(min(FOLDS, len(rows))).split(rows) if len(rows) > 1 else ()
-    for train, held_out in folds:
-        train, held_out = rows[train], rows[held_out]
+    for train, held_out in folds_of(rows, groups):
         for strength in STRENGTHS:
             if len(np.unique(labels_n[train])) < 2:
                 continue
@@ -162,6 +166,21 @@ def fitted(
             losses[strength] -= weights_n[held_out] @ np.log(np.maximum(shares_n, LEAST_SHARE))
     best = min(STRENGTHS, key=losses.__getitem__)
     return LogisticRegression(C=best, max_iter=1000).fit(features_nF, labels_n, weights_n)
+
+
+def folds_of(rows: np.ndarray, groups: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows to learn from and those held out, of each fold. Rows of one of the `groups`, if
+    there are any, are in one fold. No folds of a single row or group.
+    """
+    from sklearn.model_selection import GroupKFold, KFold
+
+    names = np.array(groups)[rows] if groups else None
+    count = min(FOLDS, len(rows) if names is None else len(np.unique(names)))
+    if count < 2:
+        return
+    kind = KFold if names is None else GroupKFold
+    for train, held_out in kind(count).split(rows, groups=names):
+        yield rows[train], rows[held_out]
 
 
 def normalized(vectors_nE: np.ndarray) -> np.ndarray:

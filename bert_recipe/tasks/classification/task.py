@@ -249,7 +249,9 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             settings = EmbeddingSettings()
             if start is not None:
                 settings = EmbeddingSettings.read(start, CLASSIFIER_MODULES)
-            frozen = FrozenEncoder(settings, compares=spec.pair is not None)
+            has_groups = split is not None and split.group_column is not None
+            groups = examples.groups if has_groups else ()
+            frozen = FrozenEncoder(settings, compares=spec.pair is not None, groups=groups)
         task = cls(
             options,
             spec,
