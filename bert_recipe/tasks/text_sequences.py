@@ -121,6 +121,7 @@ class SequenceDataset:
     max_sequences_per_sample = 1
     num_cut = 0  # texts, or questions, that are longer than the model takes, and are cut
     texts_per_row = 1  # sequences in turn that are one row of the file
+    num_rows: int | None = None  # of the file, if rows share texts or have several
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -128,7 +129,7 @@ class SequenceDataset:
     @property
     def num_examples(self) -> int:
         """Number of examples in the file, each of which makes one or several sequences."""
-        return len(self) // self.texts_per_row
+        return len(self) // self.texts_per_row if self.num_rows is None else self.num_rows
 
     @property
     def max_labelled_per_sample(self) -> int:

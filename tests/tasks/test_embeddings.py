@@ -473,6 +473,7 @@ def test_scores_that_float32_does_not_tell_apart_have_an_order(tmp_path):
 def test_scores_that_no_model_can_change_are_not_defined(tmp_path, rows, score, why):
     task = tuples_of(tmp_path / "dev.jsonl", rows, score)
     (scored_set,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
+    assert scored_set.dataset.num_examples == len(rows)
     vectors = np.random.default_rng(0).normal(size=(len(scored_set.dataset), 8))
     scores = scored_set.finish(vectors, None)
     if why is None:

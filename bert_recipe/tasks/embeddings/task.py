@@ -163,6 +163,7 @@ class EmbeddingTask(FineTuningTask):
             ]
             tuples = tuples.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
+        dataset.num_rows = len(tuples.rows)
         if options.train_file is None:
             dataset.say_what_is_cut(options.eval_file)
         undefined = undefined_reason(tuples)
