@@ -74,6 +74,8 @@ def pytest_configure() -> None:
         "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("project")
+    # Tests outlive no loss of power, and a disk takes milliseconds for each file.
+    os.fsync = lambda _descriptor: None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
