@@ -121,6 +121,8 @@ def test_an_empty_shard_is_done_when_it_is_there(tmp_path, output):
     with h5py.File(tmp_path / "shards" / "empty.h5", "w") as file:
         for key, values in sample_rows(1, 32, 5, 0).items():
             file.create_dataset(key, data=values[:0])
+    (tmp_path / "shards" / "training.tmp-1").mkdir()  # of a data preparation that was killed
     for _ in range(2):
-        done = repack(tmp_path / "shards", *output, *[tmp_path / "out"] * len(output))
+        inside = [tmp_path / "shards" / "out"] * len(output)
+        done = repack(tmp_path / "shards", *output, *inside)
     assert "0 of 1 shards to repack" in done.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bert_recipe.data_loading.hdf5_shards import Shard, find_shards
+from bert_recipe.data_loading.hdf5_shards import SHARD_SUFFIXES, Shard, find_shards
 from bert_recipe.data_preparation.samples.hdf5_writer import sample_layout, write_hdf5
 from bert_recipe.data_preparation.samples.verify import shard_folders
 from bert_recipe.utils.errors import UserError
@@ -27,6 +27,9 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     `output_dir`.
     """
     shards = [path for folder in shard_folders(root) for path in find_shards(folder)]
+    if output_dir is not None and root.resolve() in output_dir.resolve().parents:
+        made = output_dir.resolve()  # of an earlier run
+        shards = [path for path in shards if made not in path.resolve().parents]
     pairs = [(path, output_dir / path.relative_to(root) if output_dir else path) for path in shards]
     to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]
     size = sum(source.stat().st_size for source, _ in to_do)
@@ -35,8 +38,11 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
         print_line("(dry run: nothing was done)")
         return
     with closing(lock_folder(output_dir or root)), progress_bar(size, "repack") as bar:
-        for leftover in (output_dir or root).rglob("*.tmp-*"):  # temporary files of a killed run
-            leftover.unlink()
+        for leftover in (output_dir or root).rglob("*.tmp-*"):
+            if (
+                Path(leftover.name.partition(".tmp-")[0]).suffix in SHARD_SUFFIXES
+            ):  # of a killed run
+                leftover.unlink()
         for source_bytes in executor.map(repack_shard, to_do):
             bar.update(source_bytes)
     written = sum(target.stat().st_size for _, target in to_do)
