@@ -121,5 +121,6 @@ if ((first_part > 0)); then
 fi
 train "$updates"
 python3 "${plan[@]}" --training-report "$RESULTS_DIR/dllogger_p1.json"
-say "the model: $RESULTS_DIR/custom/phase1/best; try it: python3 inference.py --init-checkpoint" \
-  "$RESULTS_DIR/custom/phase1/best --fill-mask 'a sentence with a [MASK] in it'"
+printf -v best_model %q "$RESULTS_DIR/custom/phase1/best" # as a word of a command
+say "the model: $best_model; try it: python3 inference.py --init-checkpoint $best_model" \
+  "--fill-mask 'a sentence with a [MASK] in it'"

@@ -1,6 +1,7 @@
 """Opens the weights of Hugging Face model folders: safetensors, whole or sharded."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -25,8 +26,8 @@ def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
     if not paths and weight_paths(folder, PICKLED_FILE):
         raise UserError(
             f"{folder} has its weights in {PICKLED_FILE} only, a pickle, which is not read here: "
-            f"run python3 convert_checkpoint.py safetensors {folder} NEW_FOLDER and give that one, "
-            f"or fetch its {MODEL_FILE}"
+            f"run python3 convert_checkpoint.py safetensors {shlex.quote(str(folder))} NEW_FOLDER "
+            f"and give that one, or fetch its {MODEL_FILE}"
         )
     if not paths:
         expected = f"{MODEL_FILE} or {MODEL_FILE}{INDEX_SUFFIX}"

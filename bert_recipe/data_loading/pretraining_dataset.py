@@ -4,6 +4,7 @@ Legend: n samples, S sequence length, P most masked tokens of a sample; of a str
 sequences, M masked.
 """
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -277,7 +278,8 @@ def open_dataset(
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
             f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 "
-            f"data/prepare.py repack {folder} makes contiguous ones of them, which take none"
+            f"data/prepare.py repack {shlex.quote(str(folder))} makes contiguous ones of them, "
+            "which take none"
         )
     return dataset
 
