@@ -15,6 +15,7 @@ import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
 
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import save_pretrained
 from bert_recipe.checkpoint.sentence_folders import (
     EmbeddingSettings,
@@ -88,6 +89,16 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path, cap
         session = onnxruntime.InferenceSession(target / name)
         (logits,) = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
         np.testing.assert_allclose(logits, expected.numpy(), atol=tolerance)
+
+
+def test_a_classifier_of_texts_is_exported_as_one_of_tokens(tmp_path):
+    """Its module, without the export, which takes seconds."""
+    model = model_folder(tmp_path, "BertForSequenceClassification")
+    ids = torch.tensor([[101, 1996, 102]])
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        logits = export_onnx.wrapped_model(ModelFolder.find(tmp_path)).eval()(ids, mask)
+        torch.testing.assert_close(logits, model(ids, mask).logits, rtol=0, atol=1e-6)
 
 
 def test_a_classifier_on_a_frozen_encoder_gives_the_logits_of_sentence_transformers(tmp_path):
