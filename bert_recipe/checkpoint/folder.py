@@ -329,8 +329,9 @@ def find_model_folder(
 
 def run_below(folder: Path) -> Path | None:
     """A folder of steps below an --output-dir or its <model>, the first by name; None without."""
-    folders = sorted(path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth))
-    return next((path for path in folders if checkpoint_steps(path)), None)
+    depths = ("*", "*/*", "*/*/*")
+    steps = [path for depth in depths for path in folder.glob(f"{depth}/[0-9]*/{MANIFEST_FILE}")]
+    return min((path.parent.parent for path in steps), default=None)
 
 
 def best_step_of(folder: Path) -> int | None:

@@ -119,6 +119,7 @@ def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
 ):
     folder = tmp_path / "phase1"
     shutil.copytree(finished, folder)
+    (tmp_path / "no run" / "1").mkdir(parents=True)
     assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
     assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
     with pytest.raises(UserError, match=re.escape(f"did you mean {folder}?")):
