@@ -121,17 +121,19 @@ def test_short_sentences_of_all_languages_are_kept():
 
 HEADINGS = [
     *("Erstes Kapitel", "3. Kapitel", "CHAPITRE IV\n\nLe départ", "Capítulo primero", "第一章 雨"),
-    *("ГЛАВА ПЕРВАЯ", "제1장", "5. fejezet", "الفصل الأول", "अध्याय 1"),
+    *("ГЛАВА ПЕРВАЯ", "제1장", "5. fejezet", "الفصل الأول", "अध्याय 1", "【第二章】"),
+    *("Zweites Kapitel.", "Kapitel 3. Die Reise beginnt.", "CAPÍTULO I.", "Глава IV.", "Buch II."),
 ]
+NO_HEADINGS = ["Kapitel 3 war das beste, sagte er.", "Das Buch!", "Ein Teil von jener Kraft."]
 
 
 def test_chapters_of_other_languages_are_documents():
     chapter = " ".join(LONG.split())
     book = "\n\n".join(f"{heading}\n\n{LONG}" for heading in HEADINGS)
     assert [document.paragraphs for document in clean_book(book)] == [[chapter]] * len(HEADINGS)
-    prose = "Kapitel 3 war das beste, sagte er."  # as a word of the text
-    (document,) = clean_book("\n\n".join([chapter, prose, chapter]))
-    assert document.paragraphs == [chapter, prose, chapter]
+    verse = "Ein Teil von jener Kraft\nDie stets das Böse will"  # without a full stop, left out
+    (document,) = clean_book("\n\n".join([chapter, *NO_HEADINGS, verse, chapter]))
+    assert document.paragraphs == [chapter, *NO_HEADINGS, chapter]
 
 
 def test_a_book_without_line_breaks_is_cleaned_in_parts_and_keeps_every_word(monkeypatch):

@@ -31,12 +31,24 @@ NUMBER = (
 )
 PARTS = r"chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section"
 NUMBERED = re.compile(rf"\W*(?:{PARTS})\s+(?:{NUMBER}|\W*$)", re.I)
-# Headings of other languages, such as "Erstes Kapitel" and "第一章", where a block is no prose.
-FOREIGN = re.compile(
-    r"\W*(?:\w+\W+)?(?:kapitel|kapittel|teil|buch|aufzug|chapitre|livre|partie|acte|"
-    r"cap[ií]tulo|capitolo|libro|parte|atto|hoofdstuk|rozdział|część|kapitola|"
-    r"глава|часть|книга|розділ|частина|bölüm|fejezet|luku|κεφάλαιο|अध्याय|الفصل|פרק)\b|"
-    r"\s*第\s*[\d一二三四五六七八九十百〇零]+\s*[章回節节部卷話话]|\s*제\s*\d+\s*[장부]",
+# Headings of other languages: a word for chapters, or for larger parts, with its number or within
+# three words, such as "Kapitel 1: Der Anfang", "Erster Teil" and "第一章".
+CHAPTERS = (
+    r"kapitel|kapittel|aufzug|chapitre|cap[ií]tulo|capitolo|hoofdstuk|rozdział|kapitola|"
+    r"глава|розділ|bölüm|fejezet|luku|κεφάλαιο|अध्याय|الفصل|פרק"
+)
+FOREIGN = rf"(?:{CHAPTERS}|teil|buch|livre|partie|acte|libro|parte|atto|część|часть|книга|частина)"
+DIGITS = r"(?:[ivxlcdm]+|\d+)"
+TITLE = r"\s*(?:$|[.:—–-])"  # may follow
+FOREIGN_TITLE = re.compile(
+    rf"\W*(?:\w+\W+)?{FOREIGN}\b(?:\W+{DIGITS}\b|(?:\W+\w+){{0,2}}{TITLE})|"
+    r"\W*第\s*[\d一二三四五六七八九十百〇零]+\s*[章回節节部卷話话]|\W*제\s*\d+\s*[장부]",
+    re.I,
+)
+# Those that are headings also where they end like a sentence: "Kapitel 1." and "Erstes Kapitel."
+FOREIGN_NUMBERED = re.compile(
+    rf"[\s_]*(?:{FOREIGN}\W+{DIGITS}|\d+\W+{FOREIGN}){TITLE}|"
+    rf"[\s_]*(?:\w+\W+(?:{CHAPTERS})|(?:{CHAPTERS})\W+\w+)[.\s_]*$",
     re.I,
 )
 NAMED = re.compile(
@@ -112,8 +124,10 @@ def is_division(block: str) -> bool:
         NUMBERED.match(first_line)
         or NAMED.match(first_line)
         or BARE_NUMBER.fullmatch(block)
+        or FOREIGN_NUMBERED.match(first_line)
         or (
-            (NUMBER_AND_TITLE.fullmatch(block) or FOREIGN.match(first_line)) and not is_prose(block)
+            (NUMBER_AND_TITLE.fullmatch(block) or FOREIGN_TITLE.match(first_line))
+            and not is_prose(block)
         )
     )
 
