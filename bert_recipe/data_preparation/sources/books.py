@@ -38,17 +38,18 @@ CHAPTERS = (
     r"глава|розділ|bölüm|fejezet|luku|κεφάλαιο|अध्याय|الفصل|פרק"
 )
 FOREIGN = rf"(?:{CHAPTERS}|teil|buch|livre|partie|acte|libro|parte|atto|część|часть|книга|частина)"
-DIGITS = r"(?:[ivxlcdm]+|\d+)"
+DIGITS = r"(?:(?-i:[IVXLCDM]+)|\d+)"
 TITLE = r"\s*(?:$|[.:—–-])"  # may follow
 FOREIGN_TITLE = re.compile(
-    rf"\W*(?:\w+\W+)?{FOREIGN}\b(?:\W+{DIGITS}\b|(?:\W+\w+){{0,2}}{TITLE})|"
+    rf"\W*(?:\w+\W+)?(?:{FOREIGN}\b(?:\W+{DIGITS}\b|(?:\W+\w+)?{TITLE})|"
+    rf"(?:{CHAPTERS})(?:\W+\w+){{2}}{TITLE})|"
     r"\W*第\s*[\d一二三四五六七八九十百〇零]+\s*[章回節节部卷話话]|\W*제\s*\d+\s*[장부]",
     re.I,
 )
 # Those that are headings also where they end like a sentence: "Kapitel 1." and "Erstes Kapitel."
 FOREIGN_NUMBERED = re.compile(
-    rf"[\s_]*(?:{FOREIGN}\W+{DIGITS}|\d+\W+{FOREIGN}){TITLE}|"
-    rf"[\s_]*(?:\w+\W+(?:{CHAPTERS})|(?:{CHAPTERS})\W+\w+)[.\s_]*$",
+    rf"\s*_?(?:{FOREIGN}\W+{DIGITS}|{DIGITS}\W+{FOREIGN}){TITLE}|"
+    rf"\s*_?(?:\w+\W+(?:{CHAPTERS})|(?:{CHAPTERS})\W+\w+)(?:[.\s]*_?$|:)",
     re.I,
 )
 NAMED = re.compile(
