@@ -27,7 +27,7 @@ MAX_CHARACTERS = 5000  # of a text, so that whole books take seconds, too
 MAX_WORDS = 50_000  # that have a weight
 MAX_WEIGHTS = 1_000_000  # of all classes; also bounds rows times classes
 UNSPACED_SHARE = 0.1  # of texts from which on characters are counted instead of words
-FROZEN = "--frozen-encoder"  # the method of pairs that this flag is
+FROZEN = "--frozen-encoder"  # the method that this flag is
 ROWS = "training_rows"  # the key of their number where these are not all
 CHANCE = 0.01  # below that, how likely a number of right rows is by chance, it is no chance
 CORRELATIONS = ("matthews_correlation", "pearson", "spearman")
@@ -231,7 +231,7 @@ def frozen_line(name: str, value: float, baselines: Baselines) -> str | None:
         return None
     return (
         f"{FROZEN} has {name} {percent(frozen)}: add it, with another --output-dir, for a model "
-        "that compares the vectors of both texts, and is fitted in seconds"
+        "on the vectors of the encoder as it is, which is fitted in seconds"
     )
 
 

@@ -1,11 +1,13 @@
 """The body of a run that does not train the encoder: a classifier is fitted to its vectors, which
-is saved, scored and predicts. Of pairs, its scores also stand beside those of a trained encoder.
+is saved, scored and predicts. Of few rows, its scores also stand beside those of a trained encoder.
 """
 
 import io
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -106,12 +108,36 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     return frozen
 
 
+@dataclass(frozen=True)
+class FrozenBaselines:
+    """The baselines of a run and the scores of --frozen-encoder; equal for all seeds, which share
+    the rows.
+    """
+
+    known: Callable[[], Baselines | None]
+    source: ModelFolder = field(compare=False)
+    run: Run = field(compare=False)
+    runtime: Runtime = field(compare=False)
+
+    @lru_cache(maxsize=1)  # noqa: B019  # a run at a time
+    def compute(self) -> Baselines | None:
+        known = self.known()
+        if known is None:
+            return None
+        try:
+            scores = frozen_scores(self.run, self.source, self.runtime)
+        except UserError:  # of how the encoder's folder embeds texts
+            return known
+        return known._replace(scores={**known.scores, FROZEN: scores})
+
+
 def beside_frozen(run: Run, runtime: Runtime) -> Run:
-    """The run, where it trains on few pairs with the scores of --frozen-encoder among its
-    baselines: reading two texts together is learnt from thousands of pairs.
+    """The run, where it trains on few rows with the scores of --frozen-encoder among its baselines:
+    what the encoder's vectors show at once has to be learnt from many rows, above all how two texts
+    compare.
     """
     task = run.task
-    if not isinstance(task, ClassificationTask) or not task.text_pairs or not run.saves:
+    if not isinstance(task, ClassificationTask) or task.frozen is not None or not run.saves:
         return run
     has_classes = not task.spec.regression and not task.multi_label
     is_few = run.data.num_rows < MANY_ROWS and runtime.distributed.world_size == 1
@@ -120,18 +146,8 @@ def beside_frozen(run: Run, runtime: Runtime) -> Run:
     if not (has_classes and is_few and places) or source is None:
         return run
     first = sets[places[0]]  # the scores of further sets have other names
-
-    def baselines() -> Baselines | None:
-        known = first.baselines() if first.baselines else None
-        if known is None:
-            return None
-        try:
-            scores = frozen_scores(run, source, runtime)
-        except UserError:  # of how the encoder's folder embeds texts
-            return known
-        return known._replace(scores={**known.scores, FROZEN: scores})
-
-    sets[places[0]] = replace(first, baselines=baselines)
+    baselines = FrozenBaselines(cast(Any, first.baselines), source, run, runtime)
+    sets[places[0]] = replace(first, baselines=baselines.compute)
     return replace(run, data=replace(run.data, sets=sets))
 
 

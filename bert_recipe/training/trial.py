@@ -29,7 +29,7 @@ HELD_OUT_ROWS = 150  # that all trials hold out; fewer may be right by chance
 
 
 def run_classifier(run: Run, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
-    """`run_seed`, after trials where the run wants some, and of pairs beside a frozen encoder."""
+    """`run_seed`, after trials where the run wants some; of few rows beside a frozen encoder."""
     run = beside_frozen(run, runtime)
     count = num_trials(run)
     if count == 0:

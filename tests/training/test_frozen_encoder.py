@@ -291,6 +291,21 @@ def test_pairs_are_compared_by_their_vectors_as_by_transformers_and_scikit_learn
         assert beside["baselines"]["--frozen-encoder"]["accuracy"] == scores_in(folder)["accuracy"]
 
 
+def test_all_seeds_of_a_trained_encoder_stand_beside_one_fit_of_its_vectors(
+    glue_files, tmp_path, monkeypatch
+):
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    assert run(glue_files, encoder, tmp_path / "a", "--frozen-encoder") == 0
+    expected = scores_in(tmp_path / "a" / "encoder" / "classification")["accuracy"]
+    fits, fit = [], FrozenEncoder.fit
+    monkeypatch.setattr(FrozenEncoder, "fit", lambda *args: fits.append(1) or fit(*args))
+    assert run(glue_files, encoder, tmp_path / "b", "--max-steps", 1, "--num-seeds", 2) == 0
+    paths = [*(tmp_path / "b").rglob("scores.json")]
+    assert len(paths) == 3 and len(fits) == 1
+    for path in paths:
+        assert read_json(path)["baselines"]["--frozen-encoder"]["accuracy"] == expected
+
+
 def test_a_class_that_is_not_in_the_training_rows_is_not_predicted():
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(30, 8)) + np.arange(30)[:, None] % 2 * np.eye(8)[0] * 5
