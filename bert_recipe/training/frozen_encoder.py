@@ -49,6 +49,8 @@ def fit_and_predict(run: Run, runtime: Runtime) -> tuple[dict[str, float], int]:
     source = run.start.weights
     if source is None:
         raise UserError(run.start.problem or "there is no encoder: give --init-checkpoint")
+    num_pairs = cast(TextDataset, run.data.dataset).num_examples  # of two samples each
+    run = replace(run, record=replace(run.record, num_samples=num_pairs))
     folder = run.folder.path
     task = cast(ClassificationTask, run.task)
     config = run.data.choice.config

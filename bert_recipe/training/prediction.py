@@ -28,6 +28,7 @@ from bert_recipe.parallel.parallelize import parallelize
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import (
     BASELINES,
+    FROZEN,
     WARNING,
     Baselines,
     chance_line,
@@ -222,9 +223,11 @@ def report_baselines(
         text = comparison_line(metric, percent(value), baselines.scores)
     runtime.reporter.log((), {BASELINES: scores[BASELINES]}, text)
     confusion = scores.get("confusion_matrix", ())
-    if warning := chance_line(metric, value, baselines, task.chance_advice, confusion):
+    note = frozen_line(metric, value, baselines)
+    advice = f"{FROZEN}, or {task.chance_advice}" if note else task.chance_advice
+    if warning := chance_line(metric, value, baselines, advice, confusion):
         print_line(f"warning: {warning}")
         scores[WARNING] = "; ".join(filter(None, (scores.get(WARNING), warning)))
-    if note := frozen_line(metric, value, baselines):
+    if note:
         print_line(f"note: {note}")
     write_json(folder / SCORES_FILE, stored_scores(scores))

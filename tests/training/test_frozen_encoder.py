@@ -279,6 +279,7 @@ def test_pairs_are_compared_by_their_vectors_as_by_transformers_and_scikit_learn
         inference.main([*map(str, [*words, "--text", "a great ship"])])
     card = (folder / "1" / "README.md").read_text()
     assert "--text-pair" in card and "logits" not in card and "pipeline_tag" in card
+    assert "| samples | 40 |" in card
 
     # Its scores stand beside those of a trained encoder, also if a run is resumed.
     capsys.readouterr()
@@ -286,7 +287,9 @@ def test_pairs_are_compared_by_their_vectors_as_by_transformers_and_scikit_learn
     command[command.index("--frozen-encoder")] = "--max-steps"
     for steps in (1, 2):
         assert run_glue.main([*map(str, [*command, steps, "--resume-from-checkpoint"])]) == 0
-        assert "note: --frozen-encoder has accuracy" in capsys.readouterr().out
+        output = capsys.readouterr().out
+        assert "note: --frozen-encoder has accuracy" in output
+        assert "try --frozen-encoder, or more labelled rows" in output
         beside = read_json(tmp_path / "c" / "encoder" / "classification" / "scores.json")
         assert beside["baselines"]["--frozen-encoder"]["accuracy"] == scores_in(folder)["accuracy"]
 
