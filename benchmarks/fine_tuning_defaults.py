@@ -104,7 +104,9 @@ def run_project(
             code = table.program.main([*words, *table.flags])
         if code:
             raise SystemExit(f"error: {case} ended with {code}: {output.getvalue()[-500:]}")
-        (run,) = (folder / "out").glob("*/*/scores.json")
+        run = next((folder / "out").glob("*/*/scores.json"), None)
+        if run is None:  # such as of a run that --steps-this-run ends
+            raise SystemExit(f"error: {case} ended without scores: {output.getvalue()[-500:]}")
         scores = read_json(run, "scores")
         result: Row = {"score": scores[table.metric]}
         if table.program is run_squad:
