@@ -217,13 +217,15 @@ def fit_draws(
     labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
     train_vectors, *set_vectors = vectors
     row_vectors = train_vectors.reshape(len(labels_n), -1)
+    frozen = cast(Any, task.frozen)
     counts: list[int | None] = [FEW_LABELS] if len(labels_n) > 2 * FEW_LABELS else []
     folders = {}
     for count in [*counts, None]:
         folder = output / f"vectors-{'all' if count is None else count}" / name
         for draw, rows in enumerate(draws_of(labels_n, count), 1):
             is_balanced = options.class_weights == "balanced"
-            fitted = cast(Any, task.frozen).fit(
+            groups = [frozen.groups[row] for row in rows] if frozen.groups else ()
+            fitted = replace(frozen, groups=groups).fit(
                 row_vectors[rows], labels_n[rows], task.labels, is_balanced
             )
             logits = list(map(fitted.logits, set_vectors))

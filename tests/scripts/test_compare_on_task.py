@@ -59,11 +59,12 @@ def test_both_models_are_compared_by_vectors_and_fine_tuned_on_the_same_texts(in
 
 def test_vectors_are_compared_with_100_labels_and_with_all(inputs, tmp_path):
     words = [*models_and_table(inputs, tmp_path, 300), "--label-column", "label"]
+    words += ["--group-column", "text"]
     args, command = compare_on_task.parse_arguments([*map(str, words)])
     lines = compare_on_task.compare_vectors(args, command)
     assert [line.partition(":")[0] for line in lines[::2]] == [
         "vectors with logistic regression (100 labels, 5 draws)",
-        "vectors with logistic regression (193 labels, 5 draws)",
+        "vectors with logistic regression (192 labels, 5 draws)",
     ]
     for name in ("100", "all"):
         folder = tmp_path / "task" / f"vectors-{name}" / "after"

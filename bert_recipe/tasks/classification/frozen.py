@@ -95,6 +95,8 @@ class FrozenEncoder:
         """
         from sklearn.utils.class_weight import compute_sample_weight
 
+        if self.groups and len(self.groups) != len(labels_n):
+            raise ValueError(f"{len(self.groups)} groups of {len(labels_n)} rows")
         present = np.unique(labels_n)
         if len(present) < 2:
             raise UserError(
