@@ -94,7 +94,7 @@ def scores_in(report: Path) -> dict[str, float]:
     return next(entry["data"] for entry in log_entries(report) if "f1" in entry["data"])
 
 
-def test_half_of_a_surrogate_pair_in_a_file_to_score_is_in_the_results(files, tmp_path):
+def test_half_of_a_surrogate_pair_in_a_file_to_score_is_in_the_results(files, tmp_path, capsys):
     question = {"id": "1\udfff", "question": "Who \ud83d?"}
     question["answers"] = [{"text": "Anna \udd83"}, {"text": "Anna"}]  # needs no answer_start
     paragraphs = [{"context": "Anna \ud83d\ud83d sang.", "qas": [question]}]
@@ -102,6 +102,8 @@ def test_half_of_a_surrogate_pair_in_a_file_to_score_is_in_the_results(files, tm
     dev.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     flags = ("--do-train", "--train-file", files["v1"], "--do-eval", "--predict-file", dev)
     assert run(files, tmp_path, *flags, "--max-steps", 2, "--eval-steps", 1) == 0
+    # Of the scores at the end, not of each evaluation.
+    assert capsys.readouterr().out.count("(most similar sentence ") == 1
     (line,) = (tmp_path / "custom/squad/eval_predictions.jsonl").read_text("utf-8").splitlines()
     row = json.loads(line)
     assert row["question"] == question["question"] and row["context"] == paragraphs[0]["context"]

@@ -169,8 +169,9 @@ class SquadTask(FineTuningTask, SeparableTask):
         scores: JsonObject = evaluate(
             dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf
         )
-        if folder is not None:
-            scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
+        if folder is None:  # one of many evaluations
+            return scores
+        scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
         if warning := self.chance_line(dataset, scores):
             scores[WARNING] = warning
         return scores
