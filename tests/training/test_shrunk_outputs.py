@@ -111,8 +111,9 @@ def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
     """To the bit, without another trial."""
     rows = table(tmp_path, 120, is_learnable=False)
     train(glue_files, tmp_path / "a", rows, *SHORT)
-    train(glue_files, tmp_path / "b", rows, *SHORT, "--steps-this-run", 7)
-    assert capsys.readouterr().out.count("5 trials on") == 2
+    train(glue_files, tmp_path / "b", rows, *SHORT, "--steps-this-run", 1, "--profile-update", 1)
+    printed = capsys.readouterr().out
+    assert printed.count("5 trials on") == 2 and printed.count("profile of update") == 1
     train(glue_files, tmp_path / "b", rows, *SHORT, "--resume-from-checkpoint")
     assert "trials on" not in capsys.readouterr().out
     torch.testing.assert_close(weights(tmp_path / "b"), weights(tmp_path / "a"), rtol=0, atol=0)
