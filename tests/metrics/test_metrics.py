@@ -22,6 +22,7 @@ from small_runs import resuming, run_here, steps_folder, steps_in, train
 
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.config import RuntimeConfig
+from bert_recipe.metrics import sinks
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, RecordingSink, Reporter, Sink, make_reporter
 from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
 from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
@@ -218,11 +219,18 @@ def test_backends_that_other_code_registers_get_the_records(tmp_path, monkeypatc
     assert [entry["step"] for entry in log_entries(tmp_path / "r.json")] == ["PARAMETER", [0, 1]]
 
 
-def test_the_logs_of_one_of_several_runs_have_its_name(tmp_path):
-    logs = RuntimeConfig(report_file=tmp_path / "r.json", log_file=tmp_path / "l.txt")
+def test_the_logs_of_one_of_several_runs_have_its_name(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(
+        sinks, "TensorBoardSink", lambda folder: events.append(folder) or sinks.TerminalSink()
+    )
+    logs = RuntimeConfig(
+        report_file=tmp_path / "r.json", log_file=tmp_path / "l.txt", tensorboard_dir=tmp_path / "t"
+    )
     with contextlib.closing(make_reporter(logs, True, "seed-7")) as reporter:
         reporter.log("PARAMETER", {"seed": 7})
     assert {path.name for path in tmp_path.iterdir()} == {"r-seed-7.json", "l-seed-7.txt"}
+    assert events == [tmp_path / "t" / "seed-7"]
 
 
 def test_only_the_main_process_reports(tmp_path, capsys):
