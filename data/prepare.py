@@ -64,19 +64,9 @@ def length_and_max_masked(text: str) -> tuple[int, int]:
     return positive_int(length), positive_int(max_masked) if separator else 0
 
 
-OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
 RUN = [
     *EXECUTOR_FLAGS,
     Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing"),
-]
-COMMON = [
-    Flag(
-        "--output-dir",
-        Path,
-        OUTPUT_DIR,
-        "folder for all results; $BERT_PREP_WORKING_DIR sets the default",
-    ),
-    *RUN,
 ]
 LANGUAGE = [
     Flag("--language", plain_name, "en", "language code, as in <code>.wikipedia.org"),
@@ -179,6 +169,13 @@ examples:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
+    output_dir = Flag(
+        "--output-dir",
+        Path,
+        Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data"),
+        "folder for all results; $BERT_PREP_WORKING_DIR sets the default",
+    )
+    common = [output_dir, *RUN]
     commands = parser.add_subparsers(dest="stage", required=True, metavar="STAGE", help="see above")
 
     def command(name: str, description: str, *flags: Flag) -> ArgumentParser:
@@ -190,7 +187,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "download",
         "Downloads a data set and verifies it.",
         dataset_flag(("wikicorpus", "squad", "glue"), "data set to download"),
-        *COMMON,
+        *common,
         *LANGUAGE,
         *DOWNLOAD,
     )
@@ -200,7 +197,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "Writes a source as one sentence per line.",
         dataset_flag(formats, "Wikipedia dump, books to clean, or text used as it is"),
         paths_flag("files and folders; if not given, what was downloaded"),
-        *COMMON,
+        *common,
         *LANGUAGE,
         *FORMAT,
     )
@@ -211,7 +208,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "formatted text; if not given, all in formatted/",
         options={"nargs": "*", "metavar": "FOLDER"},
     )
-    command("shard", "Makes training and test shards of text.", formatted, *COMMON, *SHARD)
+    command("shard", "Makes training and test shards of text.", formatted, *common, *SHARD)
     about = (
         "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the "
         "vocabulary of a model."
@@ -219,13 +216,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     command(
         "vocabulary",
         about,
-        *COMMON,
+        *common,
         SHARDED,
         CASING,
         *OWN_VOCABULARY,
         *flags_of(ModelVocabularyOptions),
     )
-    command("hdf5", "Makes samples and verifies them.", *COMMON, SHARDED, *HDF5)
+    command("hdf5", "Makes samples and verifies them.", *common, SHARDED, *HDF5)
     folder = Flag(
         "folder", Path, REQUIRED, "folder of HDF5 shards, or one that contains such folders"
     )
@@ -235,7 +232,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     command("repack", about, folder, *RUN, REPACKED)
     data_sets = ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")
     whole = command(
-        "all", ALL, dataset_flag(data_sets, "see above"), paths_flag("see above"), *COMMON
+        "all", ALL, dataset_flag(data_sets, "see above"), paths_flag("see above"), *common
     )
     parts = {"download": [*LANGUAGE, *DOWNLOAD, BOOKS], "format": FORMAT, "shard": SHARD}
     model_vocabulary = flags_of(ModelVocabularyOptions)
