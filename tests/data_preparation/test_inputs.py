@@ -12,6 +12,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from bert_recipe.data_preparation.engine.input_files import find_files, left_out
 from bert_recipe.data_preparation.sources import documents, spans
@@ -164,6 +165,16 @@ def test_hidden_copies_in_a_folder_are_not_read(tmp_path, reader):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("A")
     assert [Path(path).name for path in READERS[reader](tmp_path)] == ["a.txt"]
+
+
+def test_compressed_texts_count_as_text_in_the_plan_of_a_model(tmp_path):
+    (book, *_) = sorted(
+        (ROOT / "data/sample").rglob("*.txt"), key=lambda path: -path.stat().st_size
+    )
+    text = book.read_bytes()
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "b.txt.bz2").write_bytes(bz2.compress(text))
+    assert 1.3 * len(text) < text_bytes(tmp_path) < 2.7 * len(text)
 
 
 def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_path):
