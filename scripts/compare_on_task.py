@@ -170,8 +170,8 @@ def draws_of(labels_n: "np.ndarray", count: int | None) -> "list[np.ndarray]":
 
 
 def with_each_class(rows: "np.ndarray", labels_n: "np.ndarray") -> "np.ndarray":
-    """`rows` of a draw, with a row of each class that it lacks in place of one of the class that is
-    the most above its share, as far as such a class has several.
+    """The `rows` of a draw, so that each class has one: a row of a missing class replaces a row of
+    the class that exceeds its share the most. A class keeps its last row.
     """
     import numpy as np
 
