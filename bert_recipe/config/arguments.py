@@ -143,16 +143,20 @@ def parse_fine_tuning(
     return args
 
 
+# Of models that are often named without their owner on the hub.
+OWNERS = {
+    "google-bert": "bert-(base|large)-(un)?cased",
+    "sentence-transformers": r"(all|multi-qa|paraphrase)-[\w.-]+",
+}
+
+
 def check_weights(path: Path | None) -> None:
     """Raises UserError if there is no `path` to start from; for a hub name, it says how to download
     the model.
     """
     if path is not None and not path.exists():
-        hub_name = (
-            f"google-bert/{path}"
-            if re.fullmatch("bert-(base|large)-(un)?cased", str(path))
-            else path
-        )
+        owners = (owner for owner, names in OWNERS.items() if re.fullmatch(names, str(path)))
+        hub_name = "/".join([*owners, str(path)])
         download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
         is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)) is not None
         raise UserError(

@@ -290,6 +290,7 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
     (tmp_path / "torch.py").write_text("raise AssertionError('imported')")
     for name, hub_name in (
         ("bert-base-cased", "google-bert/bert-base-cased"),
+        ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
         ("organization/name", None),
     ):
         flags = [*ARGUMENTS.get(program, []), f"--init-checkpoint={name}"]
