@@ -85,6 +85,17 @@ def sample_xml() -> bytes:
         ("One.<ref name=a>Two {{cite|[[x]]}}</ref> Three<ref name=a /> four.", "One. Three four."),
         ("About 10<sup>6</sup> litres of H<sub>2</sub>O.", "About 10^6 litres of H2O."),
         (
+            "On the 1<sup>st</sup> of 2<sup>n</sup> days it rained.",
+            "On the 1st of 2^n days it rained.",
+        ),
+        (  # names of articles, and a link to another language
+            "He was in [[CSI: Miami]] and [[Re:Zero]].[[de:CSI: Miami]]",
+            "He was in CSI: Miami and Re:Zero.",
+        ),
+        ("C calls main() ({{y}}) for int[] and [{{y}}] no.", "C calls main() for int[] and no."),
+        ("او می\u200cخواهد کتاب\u200cها را بخواند.", "او می\u200cخواهد کتاب\u200cها را بخواند."),
+        ("A line\u2028of two\u00adfold text\u200e.", "A line of twofold text."),
+        (
             r"Here <math>x_i</math> is <math>\alpha</math>, not <math>|x|</math>.",
             "Here x_i is alpha, not.",
         ),
@@ -104,6 +115,7 @@ def sample_xml() -> bytes:
             "It was, {{as of|2010|5|lc=y}}, {{val|6.24|(7)|e=18|u=C}} in {{AD|79}}.",
             "It was, as of May 2010, 6.24(7)×10^18 C in AD 79.",
         ),
+        ("{{As of|2010|alt=In 2010}} it was so.", "In 2010 it was so."),
         ("{{Script/Arabic|كتاب}} is {{lang-ar|كتاب}} and 10{{sup|6}}.", "كتاب is كتاب and 10^6."),
         ("He said {{\"'}}no{{'\"}} to 5{{e|24}} kg.", "He said \"'no'\" to 5×10^24 kg."),
         (

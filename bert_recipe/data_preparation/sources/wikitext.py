@@ -53,6 +53,7 @@ KNOWN_ELEMENTS = (
     | INLINE_ELEMENTS
     | {"!--", *(name.strip("/") for name in WIKITEXT_OF)}
 )
+ORDINAL = re.compile(r"(?:st|nd|rd|th|er|re|e|ère|ème)<")  # 1<sup>st</sup>, 2<sup>e</sup>
 TAG = re.compile(r"<(?:!--|(/?)([a-zA-Z][a-zA-Z0-9]*)\b([^<>]*)>)")
 ELEMENT_END = {name: re.compile(rf"</{name}\s*>", re.I) for name in (*DROPPED_ELEMENTS, "nowiki")}
 ELEMENT_END["!--"] = re.compile("-->")
@@ -62,6 +63,7 @@ ELEMENT_END["!--"] = re.compile("-->")
 MAX_DEPTH = 100  # MediaWiki's own limit for templates is 40
 TOKEN = re.compile(r"^[ \t:]*\{\||^[ \t]*\|\}(?!\})|\{\{+|\}\}+|\[\[+|\]\]+|\|", re.M)
 
+# In lower case, as all such links are: [[CSI: Miami]] is an article.
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*|simple")
 
 HEADING = re.compile(r"(={1,6})\s*(.*?)\s*\1$")
@@ -135,7 +137,7 @@ def tag_text(name: str, tag: re.Match[str]) -> str:
     if markup in WIKITEXT_OF:
         return WIKITEXT_OF[markup]
     is_exponent = name == "sup" and not is_end and tag.string[tag.start() - 1].isdigit()
-    return "^" if is_exponent else ""
+    return "^" if is_exponent and not ORDINAL.match(tag.string, tag.end()) else ""
 
 
 def content_text(name: str, content: str) -> str:
@@ -257,8 +259,7 @@ def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:
     """
     target = arguments[0].strip()
     prefix, colon, rest = target.partition(":")
-    prefix = prefix.strip().lower().replace("_", " ")
-    if colon and prefix in hidden:
+    if colon and prefix.strip().lower().replace("_", " ") in hidden:
         return ""
     if "\n\n" in "".join(arguments):
         return "|".join(arguments)  # the two brackets do not belong together
@@ -405,13 +406,13 @@ MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
 # ''Titanic'''s: italics end, then an apostrophe; L'''Étoile'': an apostrophe, then italics begin.
 APOSTROPHE = re.compile(r"(?<=\w)'''(?=s\b)|(?<![\w'])([LlDdMmNnSs])'''(?=\w)")
 EMPHASIS = re.compile(r"'{2,}")
-INVISIBLE = dict.fromkeys(
-    map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u2060\ufeff")
-)
+# Not the joiners U+200C and U+200D, which are letters of words in Persian and in scripts of India.
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200e\u200f\u202a\u202b\u202c\u2060\ufeff"))
 GAPS = (
     (re.compile(r"(?<=[(\[])[ ,;:]+"), ""),
     (re.compile(r"(?<![ ,;:])[ ,;:]+(?=[)\]])"), ""),
-    (re.compile(r" ?(?:\([/–—-]*\)|\[\]|“”|«»)"), ""),
+    # Not those of code: main(), int[].
+    (re.compile(r"(?: |(?<![A-Za-z0-9_]))(?:\(\)|\[\])| ?(?:\([/–—-]+\)|“”|«»)"), ""),
     (re.compile(r"([,;])(?: ?[,;])+"), r"\1"),
     (re.compile(r" ([,.])(?= |$)"), r"\1"),
 )

@@ -84,8 +84,8 @@ def date(values: list[str]) -> str:
 
 
 def as_of(values: list[str], named: dict[str, str]) -> str:
-    """{{as of|2010|lc=y}}: as of 2010."""
-    return f"{'as' if named.get('lc') else 'As'} of {date(values)}"
+    """{{as of|2010|lc=y}}: as of 2010. {{as of|2010|alt=In 2010}}: In 2010."""
+    return named.get("alt") or f"{'as' if named.get('lc') else 'As'} of {date(values)}"
 
 
 def quantity(values: list[str], named: dict[str, str]) -> str:
