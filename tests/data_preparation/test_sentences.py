@@ -124,3 +124,20 @@ def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
         assert trained.split(paragraph) == loaded.split(paragraph)
     save_punkt(load_punkt(path), tmp_path / "again.json", "a test")
     assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "after"),
+    [
+        ("그는 {} 집에 갔다.", "그리고 밥을 먹었다."),  # Korean: verbs end sentences
+        ("او {} به مدرسه رفت.", "سپس به خانه آمد."),  # Persian
+        ("हम {} बार मिले।", "वे डॉ. शर्मा के साथ थे।"),  # Hindi: Dr. has a vowel sign
+        ("הם באו {} פעם.", "ראו עמ. שלוש כאן."),  # Hebrew: p. for page
+    ],
+)
+def test_trained_sentences_end_in_languages_without_capital_letters(sentence, after):
+    from bert_recipe.data_preparation.text.nltk_sentences import train_punkt
+
+    paragraphs = [[sentence.format(row), after][:: (-1) ** row] for row in range(200)]
+    split = SentenceSplitter(train_punkt(map(" ".join, paragraphs))).split
+    assert [split(" ".join(paragraph)) for paragraph in paragraphs] == paragraphs

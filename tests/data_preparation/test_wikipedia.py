@@ -115,6 +115,7 @@ def sample_xml() -> bytes:
             "It was, {{as of|2010|5|lc=y}}, {{val|6.24|(7)|e=18|u=C}} in {{AD|79}}.",
             "It was, as of May 2010, 6.24(7)×10^18 C in AD 79.",
         ),
+        ("वह घर गया।", "वह घर गया।"),  # words of letters and combining vowels
         ("{{As of|2010|alt=In 2010}} it was so.", "In 2010 it was so."),
         ("{{Script/Arabic|كتاب}} is {{lang-ar|كتاب}} and 10{{sup|6}}.", "كتاب is كتاب and 10^6."),
         ("He said {{\"'}}no{{'\"}} to 5{{e|24}} kg.", "He said \"'no'\" to 5×10^24 kg."),

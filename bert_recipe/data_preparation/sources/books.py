@@ -7,6 +7,8 @@ Prefaces stay.
 import re
 from collections.abc import Iterator
 
+import regex
+
 from bert_recipe.data_preparation.sources.documents import (
     CLOSERS,
     ENDS,
@@ -68,7 +70,7 @@ EDITORIAL = re.compile(
     r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I
 )
 PROSE_END = re.compile(rf"(?:[{ENDS}:;,—：；，、؛،]|--)(?:\s?[{CLOSERS}_])*$")
-WORD = re.compile(r"[^\W\d_]{2,}|[aI]")
+WORD = regex.compile(r"[\p{L}\p{M}]{2,}|[aI]")
 # A line break that is not a space: after a hyphen or a dash, before a dash.
 JOINING_BREAK = re.compile(r"(?<=\w-)\n(?=\w)|(?<=--)\n|(?<=—)\n|\n(?=--|—)")
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import regex
+
 from bert_recipe.data_preparation.sources.documents import CLOSERS, ENDS
 from bert_recipe.data_preparation.sources.wikipedia_names import (
     FILE_ALIASES,
@@ -438,7 +440,7 @@ def clean(text: str) -> str:
 
 
 SENTENCE_END = re.compile(rf"[{ENDS}:](?:\s?[{CLOSERS}])*$")
-WORD = re.compile(r"[^\W\d_]{3}")
+WORD = regex.compile(r"[\p{L}\p{M}]{3}")  # with the vowels of Hindi, which are combining marks
 MIN_FRAGMENT = 60
 MIN_PASSAGE = 100  # bytes, not characters, because a character is a whole word in some scripts
 # Fraction of the words of a passage; references are mostly names, titles and years

@@ -94,7 +94,7 @@ class SentenceSplitter:
             return starts is True or (is_capitalized and following.lower() in self.starters)
 
         # A full stop: is it one of an abbreviation, an initial or an ordinal number only?
-        word = re.split(rf"[{OPENERS},;:*@]|--+|\u2014", word)[-1]
+        word = last_word(word)
         kind = word_type(word)
         next_kind = word_type(following)
         if (kind, next_kind) in self.collocations:
@@ -124,6 +124,11 @@ class SentenceSplitter:
 
 # The sentences of a paragraph in order, none empty, without line breaks and double spaces.
 Splitter = Callable[[str], list[str]]
+
+
+def last_word(text: str) -> str:
+    """What follows the last opening mark, comma or dash of `text`, which has no spaces."""
+    return re.split(rf"[{OPENERS},;:*@]|--+|\u2014", text)[-1]
 
 
 def word_type(word: str) -> str:
