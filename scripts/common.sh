@@ -162,18 +162,25 @@ require_file() { # argument path
   [[ -f $2 ]] || fail "$1: the file $2 does not exist: check the path"
 }
 
-count_gpus() {
+ask_torch() { # statements
+  local root
+  root=$(dirname "${BASH_SOURCE[0]}")/..
   # A Ctrl-C, or the end of this script, ends Python without a traceback.
-  python3 -P -c 'from signal import SIG_DFL, SIGINT, SIGPIPE, signal
+  PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} python3 -P -c "from signal import SIG_DFL, SIGINT, SIGPIPE, signal
 signal(SIGINT, SIG_DFL), signal(SIGPIPE, SIG_DFL)
 import torch
-print(torch.cuda.device_count())' ||
+$1" ||
     fail 'python3 cannot import torch: run bash scripts/setup_environment.sh'
 }
 
-# 16 bits where the CPU computes with them; elsewhere they are slower.
+count_gpus() {
+  ask_torch 'print(torch.cuda.device_count())'
+}
+
+# 16 bits where they are faster on this machine's CPU.
 cpu_precision() {
-  grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo amp || echo fp32
+  ask_torch 'from bert_recipe.optimization.precision import has_bfloat16
+print("amp" if has_bfloat16(torch.device("cpu")) else "fp32")'
 }
 
 # find_gpus NAME DEFAULT [MOST]: checks the argument NAME, a number of GPUs, and sets `processes` of this node. `all`, the

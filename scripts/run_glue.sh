@@ -49,10 +49,10 @@ Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or 
   cat <<'HELP'
 
 Without arguments, it downloads bert-base-uncased to the working folder (with the command hf) and MRPC if they are not
-there, and uses the GPUs of this machine in fp16, or its CPU in fp32 (amp if it has bfloat16 instructions).
+there, and uses the GPUs of this machine in fp16, or its CPU in fp32 (amp where that is faster).
 
-num_gpu: all are the GPUs of this node, or its CPU if there is none (in float32, unless it has bfloat16 instructions or
-a precision is given); the global batch is that of 8 GPUs.
+num_gpu: all are the GPUs of this node, or its CPU if there is none (in float32, unless bfloat16 is faster there or a
+precision is given); the global batch is that of 8 GPUs.
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.
@@ -74,6 +74,8 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 fi
 arguments=("$@")
 if (($# == 0)); then
+  # shellcheck source=setup_environment.sh
+  source "$root/scripts/setup_environment.sh" use
   gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
   precision=fp16
   ((gpus > 0)) || precision=$(cpu_precision)
@@ -85,8 +87,6 @@ if (($# >= 16)); then arguments[15]=${16// /_}; fi
 parse_arguments "${arguments[@]}"
 
 if (($# == 0)); then
-  # shellcheck source=setup_environment.sh
-  source "$root/scripts/setup_environment.sh" use
   [[ -d $data_dir ]] || python3 "$root/data/prepare.py" download glue --tasks mrpc
   hf_download="hf download google-bert/bert-base-uncased --local-dir bert-base-uncased --include '*.[jst]*'"
   if [[ ! -d $init_checkpoint ]] && ! { command -v hf >/dev/null && eval "$hf_download"; }; then

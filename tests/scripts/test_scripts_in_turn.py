@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+import subprocess
 
 import pytest
+import torch
 from launch_scripts import ROOT
 from script_flags import Run, assert_flags, empty, make_folders, start
 
 from bert_recipe.config.arguments import make_run_config
+from bert_recipe.optimization.precision import has_bfloat16
 
 LARGE = "bert-large-uncased"
 VOCAB = "vocab/bert-base-uncased-vocab.txt"
@@ -130,6 +133,21 @@ def test_omitted_gpus_are_those_that_are_there_with_the_same_global_batch(checko
     device = "cuda" if gpus else "cpu"
     assert {run.device for run in runs} == {device}
     assert re.search("was not given.*" + ("CPU" if device == "cpu" else "GPUs"), result.stdout)
+
+
+@pytest.mark.parametrize("precision", ["amp", "fp32"])
+@pytest.mark.parametrize("command", ["run_pretraining.sh", "run_glue.sh init", "run_glue.sh"])
+def test_an_omitted_precision_is_the_faster_one_of_the_cpu(checkout, command, precision):
+    (checkout.folder / "bert-base-uncased").mkdir()
+    start(checkout, command, FAKE_GPUS="0", FAKE_CPU_PRECISION=precision)
+    runs = [Run(call, checkout.folder) for call in checkout.calls()]
+    assert {run.args.amp for run in runs} == {precision == "amp"}
+
+
+def test_the_scripts_ask_the_rule_of_the_programs_for_the_precision():
+    words = ["bash", "-c", f". {ROOT}/scripts/common.sh; cpu_precision"]
+    printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert printed == ("amp\n" if has_bfloat16(torch.device("cpu")) else "fp32\n")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
 if arguments[0] == "-c":
     if "manifest.json" in arguments[1] or "is_finished" in arguments[1]:
         os.execv(sys.executable, [sys.executable, *arguments])
+    if "has_bfloat16" in arguments[1]:
+        sys.exit(print(os.environ.get("FAKE_CPU_PRECISION", "fp32")))
     sys.exit(print(os.environ["FAKE_GPUS"]) if "torch" in arguments[1] else 0)
 if arguments[0].endswith("model_name.py"):
     os.execv(sys.executable, [sys.executable, *arguments])
