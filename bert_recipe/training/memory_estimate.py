@@ -72,10 +72,10 @@ class MemorySettings:
         self.parallel, self.task_memory = parallel, Counter(task_memory)
         self.world_size = config.world_size
         self.saves = not config.trainer.benchmark
-        self.limits = MicroBatchLimits.of(loader)
-        self.batch_size = loader.batch_size
-        per_micro_batch = self.world_size * loader.batch_size
-        self.micro_batches = -(-loader.global_batch_size // per_micro_batch)  # per update
+        per_process = -(-loader.global_batch_size // self.world_size)  # sequences of an update
+        self.batch_size = min(loader.batch_size, per_process)
+        self.limits = MicroBatchLimits.of(replace(loader, batch_size=self.batch_size))
+        self.micro_batches = -(-per_process // self.batch_size)  # per update
         self.optimizer = config.optimizer.name
         self.precision = Precision()
         if precision.amp or precision.pure_fp16:

@@ -228,6 +228,15 @@ def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys
     assert "memory of each of 2 x cpu" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
 
 
+def test_micro_batches_of_a_memory_estimate_are_no_larger_than_an_update(files, tmp_path, capsys):
+    estimates = []
+    for batch in (["--global-batch-size", 6], ["--batch-size", 3]):
+        flags = ("--task-name", "mrpc", "--data-dir", tmp_path, "--do-train", *batch)
+        assert run(files, tmp_path / "out", *flags, "--estimate-memory", 2) == 0
+        estimates.append(capsys.readouterr().out)
+    assert estimates[0] == estimates[1] and "3 x" in estimates[0]
+
+
 def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert run(files, tmp_path, *own_files(files, "--do-train", "--do-eval", "--do-predict")) == 0
     folder = tmp_path / "custom" / "classification"
