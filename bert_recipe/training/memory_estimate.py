@@ -361,6 +361,8 @@ def print_estimate(config: RunConfig, options: TaskOptions, architecture: ModelC
         "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on "
         "a GPU.",
     ]
+    if config.arguments.get("frozen_encoder") or config.trainer.freeze_layers:
+        lines.append("All layers are assumed to be trained: frozen ones need less.")
     if "global_batch_size" in config.chosen_by_rule:
         lines.append(
             f"A batch of {config.loader.global_batch_size} is the largest that the rows choose; "

@@ -235,6 +235,8 @@ def test_micro_batches_of_a_memory_estimate_are_no_larger_than_an_update(files, 
         assert run(files, tmp_path / "out", *flags, "--estimate-memory", 2) == 0
         estimates.append(capsys.readouterr().out)
     assert estimates[0] == estimates[1] and "3 x" in estimates[0]
+    assert run(files, tmp_path / "out", *flags, "--estimate-memory", "--freeze-layers", 1) == 0
+    assert "frozen ones need less" in capsys.readouterr().out
 
 
 def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
