@@ -36,7 +36,7 @@ REMOTE_CODE = "auto_map"  # the key of a config whose classes transformers lacks
 
 # By the ending of the model class: the hub's name of the task, a heading, and how it is used.
 TASKS = {
-    CLASSIFIER: ("text-classification", "classes of texts"),
+    CLASSIFIER: ("text-classification", "a class for each text"),
     "ForTokenClassification": ("token-classification", "tags of words"),
     "ForQuestionAnswering": ("question-answering", "answers in passages"),
     "ForPreTraining": ("fill-mask", "pre-trained, masked words"),
@@ -126,6 +126,7 @@ class ModelCard:
         of pairs a file that only this project reads.
     needs_code: whether transformers needs code from the hub to read it.
     text_pairs: whether it is for two texts.
+    outputs: of a classifier, for each text.
     warning: what its scores say against it.
     """
 
@@ -142,6 +143,7 @@ class ModelCard:
     scored_file: str = "held-out data"
     needs_code: bool = False
     text_pairs: bool = False
+    outputs: str = "a class"
     warning: str = ""
 
     @property
@@ -149,9 +151,15 @@ class ModelCard:
         if self.is_embedding:
             return TASKS[EMBEDDINGS]
         if self.is_fitted:
-            return TASKS[CLASSIFIER]
+            return self.classifier_task
         tasks = (task for ending, task in TASKS.items() if self.architecture.endswith(ending))
-        return next(tasks, None)
+        task = next(tasks, None)
+        return self.classifier_task if task is TASKS[CLASSIFIER] else task
+
+    @property
+    def classifier_task(self) -> tuple[str, str]:
+        text = "pair of texts" if self.text_pairs else "text"
+        return TASKS[CLASSIFIER][0], f"{self.outputs} for each {text}"
 
     @property
     def finite_scores(self) -> dict[str, float]:
@@ -289,7 +297,15 @@ def card_of(
         scored_file=scored_data(flags),
         needs_code=REMOTE_CODE in config.to_dict(),
         text_pairs=bool(config.text_pairs),
+        outputs=outputs_of(config),
     )
+
+
+def outputs_of(config: ModelConfig) -> str:
+    """What a classifier with this config predicts."""
+    if config.is_number:
+        return "a number"
+    return "several labels" if config.multi_label else "a class"
 
 
 def has_classifier(names: Collection[str]) -> bool:
@@ -334,6 +350,7 @@ def write_derived_card(
         base=as_base(base),
         needs_code=REMOTE_CODE in model.config.to_dict(),
         text_pairs=bool(model.config.text_pairs),
+        outputs=outputs_of(model.config),
     )
     write_card(folder, card)
 

@@ -107,6 +107,22 @@ def test_scores_are_of_the_data_that_was_scored(program, flags, scored):
     assert f"## Scores on {scored}\n" in card.text()
 
 
+@pytest.mark.parametrize(
+    ("values", "predicts"),
+    [
+        ({"labels": ("a", "b")}, "a class for each text."),
+        ({"labels": ("a", "b"), "text_pairs": True}, "a class for each pair of texts."),
+        ({"labels": ("a", "b"), "multi_label": True}, "several labels for each text."),
+        ({"labels": ("stars",)}, "a number for each text."),
+    ],
+)
+def test_a_card_says_what_a_classifier_predicts(values, predicts):
+    config = BertConfig(**TINY, **values)
+    record = RunRecord({}, {}, phase="classification")
+    text = card_of("BertForSequenceClassification", config, record, ModelParts(None), 1).text()
+    assert f"BertForSequenceClassification: {predicts}\n" in text
+
+
 @pytest.mark.parametrize("text_pairs", [None, False, True])
 def test_the_command_of_a_model_of_pairs_gives_both_texts(tmp_path, text_pairs):
     config = BertConfig(**TINY, labels=("a", "b"), text_pairs=text_pairs)
