@@ -194,10 +194,9 @@ class Trainer:
         return self.is_exhausted or self.state.step >= self.run.max_steps
 
     def _progress_bar(self) -> tqdm:
-        phase, is_main = self.run.record.phase, self.distributed.is_main
-        return progress_bar(
-            self.state.last_step, phase, "step", self.state.step, enabled=is_main, lines=False
-        )
+        run, first, last = self.run, self.state.step, self.state.last_step
+        is_main, lines = self.distributed.is_main, run.is_trial  # which logs nothing
+        return progress_bar(last, run.record.phase, "step", first, enabled=is_main, lines=lines)
 
     @contextlib.contextmanager
     def _guards(self) -> Iterator[None]:

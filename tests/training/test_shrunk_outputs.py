@@ -17,6 +17,7 @@ import doctor
 from bert_recipe.training import setup, trial
 from bert_recipe.training.shrunk_outputs import SHRINKAGE, fitted_shrinkage, log_shares
 from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils import progress
 from bert_recipe.utils.errors import UserError
 
 NO_TRIAL = "--no-shrink-outputs"
@@ -117,6 +118,12 @@ def test_a_resumed_run_takes_the_recorded_factor(glue_files, tmp_path, capsys):
     train(glue_files, tmp_path / "b", rows, *SHORT, "--resume-from-checkpoint")
     assert "trials on" not in capsys.readouterr().out
     torch.testing.assert_close(weights(tmp_path / "b"), weights(tmp_path / "a"), rtol=0, atol=0)
+
+
+def test_trials_show_their_progress_also_in_a_file(glue_files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    train(glue_files, tmp_path, table(tmp_path, 120, is_learnable=False), *SHORT)
+    assert capsys.readouterr().err.count("trial: 1 of ") == 5
 
 
 def test_a_run_whose_outputs_are_shrunk_does_not_go_on(glue_files, tmp_path):
