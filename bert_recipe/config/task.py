@@ -49,7 +49,8 @@ class LearningOptions:
         "--metric-for-best-model",
         score_name,
         None,
-        "the score that selects the best checkpoint, such as f1_macro; by default the task's first",
+        "the score that selects the best checkpoint, named as evaluations print it; by default the "
+        "task's first",
         needs=("--eval-steps",),
         only=FINE_TUNING,
     )
