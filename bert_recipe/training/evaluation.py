@@ -140,10 +140,11 @@ def predict(
     runtime: Runtime,
     guard: Guard = nullcontext,
     measured: Measured | None = None,
+    width: int | None = None,
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data
     set (`logits_axis`), and the inference speed, on all ranks, which share the samples. Raises
-    UserError for logits that are not finite.
+    UserError for logits that are not finite. width: their number, if a hook puts others in place.
     """
     distributed = runtime.distributed
     parallel.model.eval()
@@ -153,7 +154,7 @@ def predict(
     longest = int(dataset.lengths.max(initial=1))
     limits = MicroBatchLimits.for_batch(batch_size, longest, 0, num_sizes)
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
-    logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
+    logits = np.zeros((num_rows, width or parallel.model.num_outputs), np.float32)
     times = PredictionTimes(runtime.reporter)
     # Buffers of parameters that are gathered here first serve the updates later, too.
     without_gradients = torch.no_grad if parallel.gathers_parameters else torch.inference_mode

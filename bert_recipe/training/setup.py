@@ -31,6 +31,7 @@ from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.fitted_numbers import FitToNumbers
 from bert_recipe.training.guessing import GuessingLoss
 from bert_recipe.training.head_first import HeadFirst, begins_with_head, head_rate
+from bert_recipe.training.new_dense import StandardizeDense, new_dense_layers
 from bert_recipe.training.row_gradients import RowGradients, takes_row_gradients
 from bert_recipe.training.run import Run
 from bert_recipe.training.shrunk_outputs import ShrunkOutputs
@@ -182,6 +183,8 @@ def make_callbacks(
     callbacks: list[Callback] = []
     if takes_row_gradients(state):
         callbacks.append(RowGradients(state.model))
+    if names := new_dense_layers(run, state):
+        callbacks.append(StandardizeDense(names, run, state, runtime))
     if run.is_trial:
         return callbacks
     if run.task.numbers is not None:
