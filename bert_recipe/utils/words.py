@@ -18,6 +18,11 @@ SENTENCE_ENDS = ".?!\u2026\u061f\u06d4\u0964\u0965\u0589"
 FULL_STOPS = "\u3002\uff01\uff1f" + "\u1362\u1367\u1368" + "\u104b" + "\u17d4\u17d5"
 # Some languages close quotations with marks that open them in others.
 QUOTES = "\"'\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a"
+# Chinese and Japanese characters and their punctuation. Lines of them are joined without a space.
+WIDE = "\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f"
+WIDE_BREAK = re.compile(
+    rf"(?:(?<=[{WIDE}])|(?<=[{WIDE}][\u201d\u2019]))[^\S\n]*\n\s*(?=[{WIDE}\u201c\u2018])"
+)
 BEYOND_FFFF = regex.compile("[\U00010000-\U0010ffff]")
 NOT_SPACE = regex.compile(r"\S+")
 UNSPACED = regex.compile(f"[{BY_CHARACTER}{BY_CLUSTER}]")
@@ -31,6 +36,11 @@ WORD = regex.compile(
 # Half of a pair, which JSON, command lines and names of files may have: libraries refuse it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 ASCII_WORD = re.compile(r"\w+|[^\w\s]")  # the same, several times as fast
+
+
+def join_lines(text: str) -> str:
+    """The wrapped lines of a paragraph, or its sentences, as one line with single spaces."""
+    return " ".join(WIDE_BREAK.sub("", text).split())
 
 
 def word_spans(text: str) -> Iterator[tuple[int, int]]:

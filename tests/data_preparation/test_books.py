@@ -203,3 +203,11 @@ def test_documents_of_wikiextractor_are_documents_without_its_marks(tmp_path):
     path.write_text(text)
     expected = [(str(path), ["One", "A text."]), (str(path), ["T", "x <doc> y"])]
     assert list(read_documents(path)) == expected
+
+
+def test_lines_of_a_chinese_paragraph_are_joined_without_a_space():
+    lines = "却说那女娲氏炼石补天之时，于大荒山无稽崖\n炼成高经十二丈。\n原来如此 good\n好。\n" * 20
+    [(_, [paragraph])] = clean_book(f"第一章\n\n{lines}")
+    assert paragraph.startswith(
+        "却说那女娲氏炼石补天之时，于大荒山无稽崖炼成高经十二丈。原来如此 good 好。却说"
+    )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_recipe.data_preparation.sources.books import clean_book
-from bert_recipe.data_preparation.text.formatting import get_splitter
+from bert_recipe.data_preparation.text.formatting import get_splitter, passages
 from bert_recipe.data_preparation.text.sentences import (
     CLOSERS,
     PARAMETERS_FOLDER,
@@ -102,6 +102,13 @@ def test_sentences_end_where_nltk_ends_them(prose):
         same += split(paragraph) == expected
     assert len(sample) > 500
     assert same > 0.97 * len(sample)
+
+
+def test_sentences_of_a_passage_have_spaces_between_them_where_their_script_has():
+    chinese = ["他去了学校。" * 20, "“她在家。”", "你来吗？", "Yes."]
+    assert passages(chinese) == ["他去了学校。" * 20 + "“她在家。”你来吗？ Yes."]
+    korean = ["그는 학교에 갔다.", "그녀는 집에 있다."]
+    assert passages(korean) == [" ".join(korean)]
 
 
 def test_newline_takes_each_line_for_a_sentence():

@@ -15,6 +15,7 @@ from bert_recipe.data_preparation.sources.documents import (
     Document,
     split_paragraphs,
 )
+from bert_recipe.utils.words import join_lines
 
 # Characters. A shorter section is front matter before the first chapter; later it is joined to the
 # next section.
@@ -158,4 +159,4 @@ def clean_paragraph(block: str) -> str:
     text = JOINING_BREAK.sub("", text)
     # These books write _italics_; a longer run of underscores is an omitted name.
     text = re.sub(r"_{2,}", "—", text).replace("_", "")
-    return " ".join(text.split())
+    return join_lines(text)

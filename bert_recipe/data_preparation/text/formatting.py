@@ -27,6 +27,7 @@ from bert_recipe.data_preparation.text.sentences import (
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.text_files import MAX_LINE, OnBad, kind_of
+from bert_recipe.utils.words import join_lines
 
 # characters for the parameters of the splitter: half a minute, 1 GB of memory
 MAX_TRAINING_TEXT = 10_000_000
@@ -87,12 +88,12 @@ def passages(sentences: Sequence[str]) -> list[str]:
     joined: list[str] = []
     for sentence in sentences:
         if joined and len(joined[-1]) < MIN_PASSAGE:
-            joined[-1] += f" {sentence}"
+            joined[-1] = join_lines(f"{joined[-1]}\n{sentence}")
         else:
             joined.append(sentence)
     if len(joined) > 1 and len(joined[-1]) < MIN_PASSAGE:
         rest = joined.pop()
-        joined[-1] += f" {rest}"
+        joined[-1] = join_lines(f"{joined[-1]}\n{rest}")
     return joined
 
 
