@@ -153,8 +153,8 @@ def texts_of(rows: Sequence[Row]) -> list[str]:
 
 
 def run_tf_idf(table: Table, rows: Sequence[Any], scored: Sequence[Any]) -> Row:
-    """Scores of tf-idf of words, with scikit-learn's defaults."""
-    from scipy.sparse import hstack
+    """Scores of tf-idf of words, with scikit-learn's defaults; of pairs with the cosine of both."""
+    from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.metrics import f1_score
@@ -169,7 +169,8 @@ def run_tf_idf(table: Table, rows: Sequence[Any], scored: Sequence[Any]) -> Row:
         columns = [vectorizer.transform(texts_of(part))]
         if "pair" in part[0]:
             columns.append(vectorizer.transform([row["pair"] for row in part]))
-            columns += [columns[0].multiply(columns[1]), abs(columns[0] - columns[1])]
+            products = columns[0].multiply(columns[1])
+            columns += [products, abs(columns[0] - columns[1]), csr_matrix(products.sum(axis=1))]
         return columns
 
     def features(part: Sequence[Row]) -> Any:

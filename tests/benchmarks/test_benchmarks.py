@@ -11,17 +11,21 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import VOCAB_FILE, read_json, write_shards
 from processes import server
 
 import create_pretraining_data
+import run_glue
 from benchmarks import pretraining_step
 from benchmarks.common import device_checks, worker
 from benchmarks.common.device_checks import Sizes
+from benchmarks.common.fine_tuning_tables import Table
 from benchmarks.common.results import machine_info, paired_ratio
 from benchmarks.common.training import load_bert_config
+from benchmarks.fine_tuning_defaults import run_tf_idf
 from bert_recipe.model.kernels import length_bucketed
 from bert_recipe.model.kernels.dropout import CpuDropout, dropout_mask
 from bert_recipe.model.kernels.length_bucketed import LengthBucketedFunction
@@ -282,3 +286,18 @@ def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
     """Not that of the medians, which is 2 here."""
     assert paired_ratio([4, 1, 9], [1, 2, 3]) == {"median": 3, "low": 1.75, "high": 3.5}
+
+
+def test_tf_idf_of_pairs_knows_how_many_words_they_share():
+    """As the baseline does that is printed after training; else it would be easy to pass."""
+    generator = np.random.default_rng(0)
+
+    def pair() -> dict[str, str]:
+        words = [f"word{number}" for number in generator.permutation(200)[:12]]
+        shared = int(generator.integers(0, 7))
+        second = words[:shared] + words[6 : 12 - shared]
+        return {"text": " ".join(words[:6]), "pair": " ".join(second), "label": str(shared)}
+
+    rows, scored = ([pair() for _ in range(100)] for _ in range(2))
+    table = Table(run_glue, rows, scored, "spearman")
+    assert run_tf_idf(table, rows, scored)["score"] > 0.95
