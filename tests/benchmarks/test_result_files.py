@@ -588,7 +588,7 @@ def test_every_result_file_says_which_program_here_makes_it_and_with_which_flags
             program, *words = command.partition(";")[0].split()
             if program not in parsers:
                 parsers[program] = first_parser(load(ROOT / "benchmarks" / program))
-            flags = {word for word in words if word.startswith("--")}
+            flags = {word.partition("=")[0] for word in words if word.startswith("--")}
             unknown = flags - parsers[program]._option_string_actions.keys()
             assert not unknown, f"{path.name}: {program} has no {unknown}"
     assert not older, f"benchmarks/README.md has commands of {older.keys()}, which are not there"
