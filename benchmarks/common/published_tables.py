@@ -1,4 +1,4 @@
-"""Tables of published data sets in thirteen languages, each read from a checkout of its repository
+"""Tables of published data sets in twelve languages, each read from a checkout of its repository
 on GitHub. No value of the rule was chosen on them.
 """
 
@@ -6,13 +6,11 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-import run_embeddings
 import run_glue
 import run_ner
 from benchmarks.common.fine_tuning_tables import (
     Row,
     Table,
-    question_pairs,
     split_rows,
     tab_separated,
 )
@@ -124,12 +122,6 @@ def portuguese_offence(checkouts: Path, part: str) -> list[Row]:
     return part_of(chosen(rows, text="comentario", label="label_final"), part)
 
 
-def indonesian_emotions(checkouts: Path, part: str) -> list[Row]:
-    folder = checkouts / "indonlu/dataset/emot_emotion-twitter"
-    rows = comma_separated(folder / f"{part}_preprocess.csv")
-    return chosen(rows, text="tweet", label="label")
-
-
 def indonesian_abuse(checkouts: Path, part: str) -> list[Row]:
     """Tweets with at least one of twelve labels: hate, abuse, of whom, and how strong."""
     folder = checkouts / "id-multi-label-hate-speech-and-abusive-language-detection"
@@ -165,14 +157,6 @@ def persian_inference(checkouts: Path, part: str) -> list[Row]:
 def turkish_similarity(checkouts: Path, part: str) -> list[Row]:
     path = checkouts / f"STSb-TR/data_splits/stsb_tr_{part}.tsv"
     return tab_separated(path, {"text": "sentence1", "pair": "sentence2", "label": "score"})
-
-
-def hindi_search(checkouts: Path, part: str) -> list[Row]:
-    """Questions and their paragraphs; those of the last fifth of the articles are scored."""
-    rows = question_pairs(checkouts / "xquad/xquad.hi.json")
-    contexts = list(dict.fromkeys(row["pair"] for row in rows))
-    scored = {*contexts[len(contexts) * 4 // 5 :]}
-    return [row for row in rows if (row["pair"] in scored) == (part == "test")]
 
 
 def tagged(text: str) -> list[str]:
@@ -232,13 +216,11 @@ TABLES: dict[str, tuple[Callable[[Path, str], list], str, list[str]]] = {
     "requests": (requests, "accuracy", []),
     "hate": (hate, "accuracy", []),
     "portuguese-offence": (portuguese_offence, "accuracy", []),
-    "indonesian-emotions": (indonesian_emotions, "accuracy", []),
     "indonesian-abuse": (indonesian_abuse, "f1_micro", ["--task-name", "multi-label"]),
     "arabic-tweets": (arabic_tweets, "accuracy", []),
     "somali-news": (somali_news, "accuracy", []),
     "persian-inference": (persian_inference, "accuracy", PAIRS),
     "turkish-similarity": (turkish_similarity, "spearman", ["--regression", *PAIRS]),
-    "hindi-search": (hindi_search, "ndcg@10", PAIRS),
     "swedish-names": (swedish_names, "f1", []),
     "german-entities": (german_entities, "f1", []),
     "italian-entities": (italian_entities, "f1", []),
@@ -252,5 +234,4 @@ def published_table(name: str, checkouts: Path) -> Table:
     parts = [read(checkouts, part) for part in ("train", "test")]
     if metric == "f1":
         return Table(run_ner, *parts, metric, ending="conll")
-    program = run_embeddings if metric == "ndcg@10" else run_glue
-    return Table(program, *parts, metric, flags)
+    return Table(run_glue, *parts, metric, flags)
