@@ -224,10 +224,8 @@ def fit_draws(
         folder = output / f"vectors-{'all' if count is None else count}" / name
         for draw, rows in enumerate(draws_of(labels_n, count), 1):
             is_balanced = options.class_weights == "balanced"
-            groups = [frozen.groups[row] for row in rows] if frozen.groups else ()
-            fitted = replace(frozen, groups=groups).fit(
-                row_vectors[rows], labels_n[rows], task.labels, is_balanced
-            )
+            groups = [dataset.groups[row] for row in rows] if dataset.groups else ()
+            fitted = frozen.fit(row_vectors[rows], labels_n[rows], task.labels, is_balanced, groups)
             logits = list(map(fitted.logits, set_vectors))
             with contextlib.redirect_stdout(io.StringIO()):  # the mistakes of each draw
                 score_draw(task, tokenizer, sets, logits, rows, folder / f"seed-{draw}")

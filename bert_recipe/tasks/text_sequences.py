@@ -207,7 +207,13 @@ class TextDataset(SequenceDataset):
     """Texts as `[CLS] text [SEP]`, or with `pairs` as `[CLS] text [SEP] pair [SEP]`, truncated to
     `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
     for training; None for prediction. tokens_cut: share of all tokens that truncation leaves out.
+
+    columns: the texts and pairs of the file, where they may be read in another way, too.
+    groups: of the rows to learn from, if rows of one group are held out together.
     """
+
+    columns: tuple[list[str], list[str] | None] = ([], None)
+    groups: Sequence[str] = ()
 
     def __init__(
         self,

@@ -2,14 +2,13 @@
 is saved, scored and predicts. Of few rows, its scores also stand beside those of a trained encoder.
 """
 
-import io
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,9 +96,7 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     started = time.perf_counter()
     vectors, _ = predict(parallel, dataset, "sequence", batch_size, runtime)
     embedded = time.perf_counter()
-    labels = dataset.labels["labels"][:: dataset.texts_per_row]
-    is_balanced = task.options.class_weights == "balanced"
-    frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels, task.labels, is_balanced)
+    frozen = fit_rows(task, dataset, vectors)
     seconds = {"vector_seconds": embedded - started, "fit_seconds": time.perf_counter() - embedded}
     text = (
         f"logistic regression on the vectors of {len(dataset):,} texts: "
@@ -108,6 +105,14 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     )
     runtime.reporter.log((), seconds, text)
     return frozen
+
+
+def fit_rows(task: ClassificationTask, dataset: TextDataset, vectors: np.ndarray) -> FrozenEncoder:
+    """The classifier for the rows of `dataset`, whose vectors are [sequences, E]."""
+    labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
+    is_balanced = task.options.class_weights == "balanced"
+    frozen = cast(FrozenEncoder, task.frozen)
+    return frozen.fit(vectors, labels_n, task.labels, is_balanced, dataset.groups)
 
 
 @dataclass(frozen=True)
@@ -154,28 +159,25 @@ def beside_frozen(run: Run, runtime: Runtime) -> Run:
 
 
 def frozen_scores(run: Run, source: ModelFolder, runtime: Runtime) -> dict[str, float]:
-    """The scores of --frozen-encoder on the same rows, with the encoder in `source`."""
+    """The scores of --frozen-encoder on the rows of a run, with the encoder in `source`."""
     trained = cast(ClassificationTask, run.task)
-    options = replace(trained.options, frozen_encoder=True, baseline=False, do_predict=False)
     choice, size = run.data.choice, run.settings.prediction.batch_size
-    with redirect_stdout(io.StringIO()):  # what has been said of the files
-        task, dataset = ClassificationTask.learning(
-            options, choice.tokenizer, source.path, trained.split
-        )
-        sets = task.prediction_sets(choice.tokenizer)
+    task = replace(trained, frozen=FrozenEncoder.of_encoder(source.path, trained.text_pairs))
     config = task.configure(choice.config)
     parallel = load_fine_tuned(task.head, config, source, runtime, log=no_log)
     parallel.prepare_for_inference(runtime.precision.dtype)
-    vectors, *scored = [
-        predict(parallel, texts, "sequence", size, runtime)[0]
-        for texts in (dataset, *(prediction_set.dataset for prediction_set in sets))
-    ]
-    labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
-    is_balanced = options.class_weights == "balanced"
-    frozen = cast(FrozenEncoder, task.frozen).fit(vectors, labels_n, task.labels, is_balanced)
+
+    def embed(texts: TextDataset) -> tuple[TextDataset, np.ndarray]:
+        values = texts.labels.get("labels")
+        dataset = task.text_dataset(choice.tokenizer, *texts.columns, values)
+        dataset.groups = texts.groups
+        return dataset, predict(parallel, dataset, "sequence", size, runtime)[0]
+
+    frozen = fit_rows(task, *embed(cast(TextDataset, run.data.dataset)))
     scores: dict[str, float] = {}
-    for prediction_set, outputs in zip(sets, scored, strict=True):
-        scores |= only_numbers(prediction_set.finish(frozen.logits(outputs), None))
+    for scored_set in run.data.scored_sets:
+        _, vectors = embed(cast(TextDataset, scored_set.dataset))
+        scores |= only_numbers(scored_set.finish(frozen.logits(vectors), None))
     return scores
 
 

@@ -350,8 +350,7 @@ def test_groups_that_are_held_out_together_choose_the_regularization():
     vectors = rng.normal(size=(20, 64))[groups] + 0.3 * rng.normal(size=(100, 64))
     lengths = []
     for names in ((), tuple(map(str, groups))):
-        encoder = FrozenEncoder(None, groups=names)
-        fitted = encoder.fit(vectors, groups % 2, ("a", "b"))
+        fitted = FrozenEncoder(None).fit(vectors, groups % 2, ("a", "b"), groups=names)
         lengths.append(np.linalg.norm(fitted.weight_CF))
     assert lengths[0] > 3 * lengths[1]
 

@@ -18,6 +18,7 @@ import numpy as np
 from bert_recipe.checkpoint.model_card import CLASSIFIER
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import (
+    CLASSIFIER_MODULES,
     EmbeddingSettings,
     classifier_files,
     pair_classifier_files,
@@ -43,14 +44,22 @@ class FrozenEncoder:
     until they are fitted.
 
     compares: whether rows are pairs, whose texts have a vector each.
-    groups: of the rows to learn from, if rows of one group are held out together.
     """
 
     settings: EmbeddingSettings
     weight_CF: np.ndarray | None = None
     bias_C: np.ndarray | None = None
     compares: bool = False
-    groups: Sequence[str] = ()
+
+    @classmethod
+    def of_encoder(cls, folder: Path | None, compares: bool) -> "FrozenEncoder":
+        """To be fitted to the vectors of the encoder in `folder`; a classifier there is replaced.
+        Raises UserError if the folder's way to embed texts is not supported.
+        """
+        settings = EmbeddingSettings()
+        if folder is not None:
+            settings = EmbeddingSettings.read(folder, CLASSIFIER_MODULES)
+        return cls(settings, compares=compares)
 
     @classmethod
     def read(cls, folder: Path) -> "FrozenEncoder | None":
@@ -85,6 +94,7 @@ class FrozenEncoder:
         labels_n: np.ndarray,
         labels: tuple[str, ...],
         balanced: bool = False,
+        groups: Sequence[str] = (),
     ) -> "FrozenEncoder":
         """Logistic regression on `normalized` vectors of length 1, or on `compared` ones, whose
         regularization is the best of STRENGTHS in cross-validation.
@@ -92,11 +102,10 @@ class FrozenEncoder:
         vectors: [n, E], of pairs [2 n, E] or [n, 2 E].
         labels_n: the ids of the classes, whose names are `labels`.
         balanced: weight classes by the inverse of their frequency.
+        groups: of the rows, if rows of one group are held out together.
         """
         from sklearn.utils.class_weight import compute_sample_weight
 
-        if self.groups and len(self.groups) != len(labels_n):
-            raise ValueError(f"{len(self.groups)} groups of {len(labels_n)} rows")
         present = np.unique(labels_n)
         if len(present) < 2:
             raise UserError(
@@ -107,7 +116,7 @@ class FrozenEncoder:
         # The length of a normalized vector.
         scale = 1.0 if self.compares else features_nF.shape[1] ** 0.5
         weights_n = compute_sample_weight("balanced" if balanced else None, labels_n)
-        classifier = fitted(features_nF / scale, labels_n, weights_n, self.groups)
+        classifier = fitted(features_nF / scale, labels_n, weights_n, groups)
         coefficients, intercepts = classifier.coef_ / scale, classifier.intercept_
         if len(present) == 2:  # one logit, of the second class
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
@@ -147,7 +156,7 @@ def fitted(
 ) -> "LogisticRegression":
     """Logistic regression with the strength whose loss on held-out rows is the least: with that of
     scikit-learn, 1, a classifier of few vectors of length 1 is far too unsure. groups: see
-    FrozenEncoder.
+    FrozenEncoder.fit.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -158,9 +167,9 @@ def fitted(
     rows = rows[np.unique(is_copy_nn.argmax(axis=1))]
     losses = dict.fromkeys(STRENGTHS, 0.0)
     for train, held_out in folds_of(rows, groups):
+        if len(np.unique(labels_n[train])) < 2:
+            continue
         for strength in STRENGTHS:
-            if len(np.unique(labels_n[train])) < 2:
-                continue
             model = LogisticRegression(C=strength, max_iter=1000)
             model.fit(features_nF[train], labels_n[train], weights_n[train])
             is_right_nC = model.classes_ == labels_n[held_out, None]

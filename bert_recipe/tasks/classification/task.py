@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.sentence_folders import CLASSIFIER_MODULES, EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.heads import FirstOutputs
 from bert_recipe.model.loss import summed_cross_entropy
@@ -245,13 +244,8 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if options.baseline and options.eval_files:
             baseline_rows = LabelledTexts.draw(examples, values, max(1, len(spec.labels)))
         frozen = None
-        if options.frozen_encoder:  # a classifier in the folder is replaced
-            settings = EmbeddingSettings()
-            if start is not None:
-                settings = EmbeddingSettings.read(start, CLASSIFIER_MODULES)
-            has_groups = split is not None and split.group_column is not None
-            groups = examples.groups if has_groups else ()
-            frozen = FrozenEncoder(settings, compares=spec.pair is not None, groups=groups)
+        if options.frozen_encoder:
+            frozen = FrozenEncoder.of_encoder(start, spec.pair is not None)
         task = cls(
             options,
             spec,
@@ -267,6 +261,8 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             frequent_share=frequent_share,
         )
         dataset = task.text_dataset(tokenizer, examples.texts, examples.pairs, values)
+        if split is not None and split.group_column is not None:
+            dataset.groups = examples.groups
         task.say_what_is_cut(examples.path, dataset)
         return task, dataset
 
@@ -300,14 +296,14 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         values: np.ndarray | None = None,
     ) -> TextDataset:
         """Texts, as a frozen encoder reads them. values: see TextDataset."""
-        num_rows = len(texts)
+        columns = texts, pairs
         if self.frozen is not None:
             texts, pairs = self.frozen.prompted(texts, pairs)
-        texts_per_row = len(texts) // max(1, num_rows)
+        texts_per_row = len(texts) // max(1, len(columns[0]))
         if values is not None:
             values = values.repeat(texts_per_row, axis=0)
         dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
-        dataset.texts_per_row = texts_per_row
+        dataset.texts_per_row, dataset.columns = texts_per_row, columns
         return dataset
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
