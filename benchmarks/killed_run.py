@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the loss of a run that is killed twice beside that of the same run, not killed.
+"""Compares a run that is killed twice with the same run, not killed.
 
     python3 benchmarks/killed_run.py --input-dir quickstart/hdf5/seq_128_pred_20/training
 
 Pre-trains BERT-tiny twice with the same command. One run is killed by SIGKILL as soon as it has
-logged an update of KILLED_AFTER, and started again. The figures go to --output, the drawing to
---drawing.
+logged an update of KILLED_AFTER, and started again.
 """
 
 import signal
@@ -20,7 +19,6 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.drawing import Losses, LossPlot
 from benchmarks.common.results import CPU, ROOT, benchmark_parser, write_result
 from bert_recipe.reporting.records import read_sessions
 from bert_recipe.utils.command_line import REQUIRED, Flag
@@ -29,7 +27,7 @@ from bert_recipe.utils.progress import print_line
 
 UPDATES, UPDATES_PER_CHECKPOINT, UPDATES_PER_RECORD = 120, 20, 1
 KILLED_AFTER = (35, 75)
-COLORS = ("#1f6fb5", "#d9730d", "#2e8b57")  # of the killed run's processes
+Losses = list[tuple[int, float]]  # update, loss
 
 
 def command(shards: Path, output: Path) -> list[str]:
@@ -89,26 +87,10 @@ def number_of_different_tensors(output: Path, other: Path) -> tuple[int, int]:
     return different, len(tensors)
 
 
-def draw(uninterrupted: Losses, processes: list[Losses], caption: str) -> str:
-    ticks = range(0, UPDATES + 1, UPDATES_PER_CHECKPOINT)
-    axis = "update (a checkpoint at each number)"
-    plot = LossPlot(caption, axis, ticks, [loss for _, loss in uninterrupted])
-    plot.curve(uninterrupted, 'stroke="#bbb" stroke-width="7" stroke-linejoin="round"')
-    for losses, color in zip(processes, COLORS, strict=True):
-        plot.curve(losses, f'stroke="{color}" stroke-width="2"')
-    for losses in processes[:-1]:
-        update = losses[-1][0]
-        plot.mark(update, f"killed after {update}", "#c00")
-    names = ("first process", "second", "third")
-    plot.legend([("not killed", "#bbb"), *zip(names, COLORS, strict=True)])
-    return plot.text()
-
-
 def main(argv: list[str] | None = None) -> None:
     args = benchmark_parser(
         __doc__,
         Flag("--input-dir", Path, REQUIRED, "shards of 128 tokens"),
-        Flag("--drawing", Path, Path("killed_run.svg"), "the SVG file"),
     ).parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         killed, uninterrupted = Path(folder, "killed"), Path(folder, "uninterrupted")
@@ -117,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
         different, tensors = number_of_different_tensors(killed, uninterrupted)
     losses = dict(expected)
     difference = max(abs(loss - losses[step]) for process in processes for step, loss in process)
-    caption = (
+    text = (
         f"BERT-tiny, killed twice: {different} of {tensors} tensors differ at the end, "
         f"largest difference of a loss {difference:g}"
     )
@@ -129,8 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         "losses of the killed run's processes": processes,
     }
     write_result(args.output, "killed_run", CPU, result)
-    args.drawing.write_text(draw(expected, processes, caption))
-    print_line(caption)
+    print_line(text)
 
 
 if __name__ == "__main__":

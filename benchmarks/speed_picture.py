@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.drawing import MIDDLE, label
 from benchmarks.common.results import RESULTS, ROOT, paired_ratio
 from bert_recipe.utils.command_line import ArgumentParser, Flag
 from bert_recipe.utils.errors import run_main
@@ -37,6 +36,7 @@ MACHINES = {
 }
 WIDTH, LEFT, RIGHT, TOP, LINE, BAR = 760, 350, 20, 66, 20, 4
 LOWEST, HIGHEST = 0.6, 3.0
+MIDDLE = 'text-anchor="middle"'
 TICKS = (0.7, 1, 1.5, 2, 2.5, 3)
 
 
@@ -137,6 +137,10 @@ def draw_point(row: SpeedRow, middle: float) -> str:
         f'<circle cx="{median}" cy="{y}" r="4" stroke="{color}" stroke-width="1.5" '
         f'fill="{color if filled else "#fff"}"/>'
     )
+
+
+def label(words: str, at: float, height: float, style: str = "") -> str:
+    return f'<text x="{at}" y="{height}" {style}>{words}</text>'
 
 
 def draw(rows: list[SpeedRow]) -> str:
