@@ -2,25 +2,17 @@
 that name tensors.
 """
 
-import json
-from contextlib import nullcontext
-
-import numpy as np
 import pytest
 import torch
-from conftest import TINY, read_json
+from conftest import TINY
 from safetensors.torch import load_file, save_file
-from small_runs import losses, train, transformers_batch, weights
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
-from transformers import ModernBertConfig as HFModernConfig
-from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
-from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
-from bert_recipe.data_loading.sample_order import sample_order
 from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering, BertModel
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.utils.errors import UserError
@@ -212,79 +204,3 @@ def test_weights_that_are_a_pickle_only_are_refused_with_the_command_that_conver
     torch.save(tensors, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"convert_checkpoint\.py safetensors .* NEW_FOLDER"):
         load_pretrained(BertForPreTraining, folder)
-
-
-@pytest.mark.parametrize("architectures", [[], None, [None], True, -1, {}])
-def test_architectures_are_a_list_of_names_or_none(folder, architectures):
-    values = read_json(folder / "config.json")
-    (folder / "config.json").write_text(json.dumps({**values, "architectures": architectures}))
-    with (
-        nullcontext()
-        if not architectures and architectures != {}
-        else pytest.raises(UserError, match="architect")
-    ):
-        read_config(folder / "config.json")
-
-
-OLD_NAMES = {
-    "global_rope_theta": 9e4,
-    "local_rope_theta": 5e3,
-    "global_attn_every_n_layers": 3,
-    "local_attention": 16,
-}
-MODERN = {
-    **{
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-    },
-    **{
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-        "bos_token_id": 1,
-    },
-    **{"eos_token_id": 2, **OLD_NAMES},
-}
-
-
-@pytest.mark.parametrize(
-    "kind", ["RoBERTa", "ModernBERT", "ModernBERT, config of transformers 4.48"]
-)
-def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
-    """For BERT: test_optimizer.py."""
-    values = read_json(inputs.config)
-    folder = tmp_path / "theirs"
-    if kind == "RoBERTa":
-        model = RobertaForMaskedLM(RobertaConfig(**values, pad_token_id=0))
-    else:
-        model = ModernBertForMaskedLM(HFModernConfig(**MODERN, vocab_size=values["vocab_size"]))
-    for p in model.parameters():  # so that attention and the heads matter
-        p.data *= 5 if p.dim() == 2 else 1
-    model.save_pretrained(folder)
-    written = read_json(folder / "config.json")
-    if kind.endswith("4.48"):
-        del written["layer_types"], written["rope_parameters"]
-        (folder / "config.json").write_text(json.dumps(written | OLD_NAMES))
-    else:
-        assert not written.keys() & {"global_rope_theta", "local_rope_theta"}
-    flags = ("--config-file", folder / "config.json", "--from-pretrained-params", folder)
-    train(inputs.command(tmp_path, "--max-steps", 1, "--learning-rate", 0, *flags))
-    trained = weights(tmp_path, 1)
-    given = model.state_dict()
-    assert all(torch.equal(tensor, given[name]) for name, tensor in trained.items())
-    assert not [
-        name
-        for name in given.keys() - trained.keys()
-        if "decoder" not in name and "position_ids" not in name
-    ]
-    dataset = PretrainingDataset(inputs.shards, values["vocab_size"])
-    batch = transformers_batch(dataset.rows(sample_order(np.arange(4), len(dataset), seed=42)))
-    del batch["next_sentence_label"]
-    if kind.startswith("ModernBERT"):
-        del batch["token_type_ids"]
-    with torch.no_grad():
-        expected = float(model.eval()(**batch).loss)
-    assert losses(tmp_path)[0] == pytest.approx(expected, rel=1e-5)

@@ -133,21 +133,6 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
         )
 
 
-def test_samples_are_those_of_transformers_token_for_token(examples):
-    peer = bert_tokenizer()
-    pairs = TextDataset(TOKENIZER, 64, examples.texts, examples.pairs)
-    texts = TextDataset(TOKENIZER, 12, examples.texts)
-    for row, (text, pair) in enumerate(PAIRS):
-        for dataset, encoding in (
-            (pairs, peer(text, pair)),
-            (texts, peer(text, truncation=True, max_length=12)),
-        ):
-            stream = dataset.stream(np.array([row]))
-            assert stream["input_ids"].tolist() == encoding["input_ids"]
-            assert stream["token_type_ids"].tolist() == encoding["token_type_ids"]
-            assert stream["position_ids"].tolist() == list(range(len(encoding["input_ids"])))
-
-
 @given(length_a=st.integers(0, 60), length_b=st.integers(0, 60), total=st.integers(1, 60))
 def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, total):
     a, b = length_a, length_b

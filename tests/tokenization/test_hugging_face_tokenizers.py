@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, read_json, write_json_lines
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, read_json
 from hypothesis import given
 from hypothesis import strategies as st
 from pretraining_from_text import pretrain, write_books
-from small_runs import run_here, train
+from small_runs import run_here
 from tokenizer_kinds import (
     MAKERS,
     NAMES,
@@ -40,7 +40,6 @@ from tokenizers import (
 
 import create_pretraining_data
 import inference
-import run_ner
 from bert_recipe.data_preparation.options import VocabularyOptions
 from bert_recipe.data_preparation.samples import corpus
 from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
@@ -312,23 +311,6 @@ def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(
         assert printed == peer.decode([best]).strip()
 
 
-def test_weights_and_shards_of_another_tokenizer_are_refused(pretrained, inputs, tmp_path):
-    checkpoint = pretrained("bpe")
-    shards = checkpoint.parents[2] / "shards"
-    config = checkpoint / "config.json"
-    flags = ("--input-dir", shards, "--config-file", config, "--max-steps", 1)
-    weights = ("--from-pretrained-params", checkpoint)
-    train(inputs.command(tmp_path, *flags, *weights, "--vocab-file", checkpoint / "tokenizer.json"))
-    file = file_of("wordpiece")
-    assert_refused(
-        run_here(inputs.command(tmp_path / "a", *flags, "--vocab-file", file)), "another vocabulary"
-    )
-    flags = ("--config-file", config, "--max-steps", 1, *weights, "--vocab-file", file)
-    assert_refused(
-        run_here(inputs.command(tmp_path / "b", *flags)), "tokenizer.json contain different tokens"
-    )
-
-
 def test_answers_of_squad_are_found():
     squad = read_squad(SQUAD / "train-v1.1.json")
     for kind in MAKERS:
@@ -343,52 +325,6 @@ def test_answers_of_squad_are_found():
                 assert answer in text and len(text) <= len(answer) + 20, (kind, text, answer)
                 checked += text == answer
         assert checked > 0.9 * len(squad.questions)
-
-
-def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, tmp_path):
-    checkpoint = pretrained("bpe")
-    rows = [
-        {"text": f"Yesterday {n} saw Zo\u00e9, again.", "spans": []}
-        for n in ("Anna", "Boris", "Carla") * 8
-    ]
-    for row in rows:
-        row["spans"] = [{"start": 10, "end": row["text"].index(" saw"), "label": "PER"}]
-    write_json_lines(tmp_path / "train.jsonl", rows)
-    flags = [
-        "--init-checkpoint",
-        checkpoint,
-        "--output-dir",
-        tmp_path / "ner",
-        "--do-train",
-    ]
-    flags += [
-        "--train-file",
-        tmp_path / "train.jsonl",
-        "--max-seq-length",
-        64,
-        "--epochs",
-        12,
-        "--device",
-        "cpu",
-    ]
-    assert (
-        run_ner.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
-    )
-    out = tmp_path / "out.jsonl"
-    text = "Yesterday Boris saw Zo\u00e9, again."
-    (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    asked = [
-        "--init-checkpoint",
-        str(tmp_path / "ner" / "custom" / "ner"),
-        "--device",
-        "cpu",
-        "--text-column",
-        "text",
-    ]
-    assert (
-        inference.main([*asked, "--input", str(tmp_path / "in.jsonl"), "--output", str(out)]) == 0
-    )
-    assert read_json(out)["spans"] == [{"start": 10, "end": 15, "label": "PER"}]
 
 
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path):

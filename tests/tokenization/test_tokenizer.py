@@ -1,5 +1,5 @@
 """BERT's tokenizer against transformers on real text and all of Unicode, with and without its
-cache of words, and where it differs from Google's rules.
+cache of words.
 """
 
 import bz2
@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tokenizer_kinds import TRICKY, sample_texts
 
 from bert_recipe.tokenization import tokenizer as tokenizer_module
-from bert_recipe.tokenization.files import Casing
-from bert_recipe.tokenization.tokenizer import BertTokenizer, BertWords
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 pytestmark = pytest.mark.fast
 
@@ -137,57 +136,8 @@ def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
     ]
 
 
-# Characters that Google's rules, by the tables of Unicode 14, treat in another way: punctuation,
-# accents and format characters newer than Unicode 8, and a part of CJK extension E.
-NOT_AS_GOOGLE = """
-61D 7FD 890-891 898-89F 8CA-8E2 9FD-9FE A76 AFA-AFF B55 C04 C3C C77 C84 D00 D3B-D3C D81 EBA 166D
-1734 180F 1885-1886 1ABF-1ACE 1B7D-1B7E 1DF6-1DFB 2E43-2E4F 2E52-2E5D A82C A8C5 A8FF A9BD
-10D24-10D27 10EAB-10EAD 10F46-10F50 10F55-10F59 10F82-10F89 11070 11073-11074 110C2 110CD 111C9
-111CF 1123E 1133B 11438-1143F 11442-11444 11446 1144B-1144F 1145A-1145B 1145D-1145E 11660-1166C
-116B9 1182F-11837 11839-1183B 11938 1193B-1193C 1193E 11943-11946 119D4-119D7 119DA-119DB 119E0
-119E2 11A01-11A0A 11A33-11A38 11A3B-11A47 11A51-11A56 11A59-11A5B 11A8A-11A96 11A98-11A9C
-11A9E-11AA2 11C30-11C36 11C38-11C3D 11C3F 11C41-11C45 11C70-11C71 11C92-11CA7 11CAA-11CB0
-11CB2-11CB3 11CB5-11CB6 11D31-11D36 11D3A 11D3C-11D3D 11D3F-11D45 11D47 11D90-11D91 11D95 11D97
-11EF3-11EF4 11EF7-11EF8 11FFF 12FF1-12FF2 13430-13438 16E97-16E9A 16F4F 16FE2 16FE4 1CF00-1CF2D
-1CF30-1CF46 1E000-1E006 1E008-1E018 1E01B-1E021 1E023-1E024 1E026-1E02A 1E130-1E136 1E2AE
-1E2EC-1E2EF 1E944-1E94A 1E95E-1E95F 2B820-2B91F
-"""
 CJK = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF))
 CJK += ((0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0x2F800, 0x2FA1F))
-
-
-def google_words(character: str, *, strip_accents: bool) -> list[str]:
-    """The words of "x" + character + "y" in Google's tokenization.py, cased."""
-    category = unicodedata.category(character)
-    if character in " \t\n\r" or category == "Zs":
-        return ["x", "y"]
-    if category in ("Cc", "Cf", "Co") or character in "\0\ufffd":
-        return ["xy"]
-    is_cjk = any(first <= ord(character) <= last for first, last in CJK)
-    parts = unicodedata.normalize("NFD", character) if strip_accents else character
-    parts = [c for c in parts if not (strip_accents and unicodedata.category(c) == "Mn")]
-    marks = [is_cjk or (c.isascii() and not c.isalnum()) for c in parts]
-    marks = [
-        mark or unicodedata.category(c)[0] == "P" for mark, c in zip(marks, parts, strict=True)
-    ]
-    split = "".join(f" {c} " if mark else c for c, mark in zip(parts, marks, strict=True))
-    return f"x{split}y".split()
-
-
-def test_the_characters_that_are_not_tokenized_by_googles_rules_are_listed():
-    words = BertWords(Casing(do_lower_case=False, strip_accents=True))
-    # Google's code splits at these two later, where it keeps them for now.
-    characters = [
-        c for c in all_characters() if unicodedata.category(c) != "Cn" and c not in "\u2028\u2029"
-    ]
-    differing = {
-        ord(c) for c in characters if words(f"x{c}y") != google_words(c, strip_accents=True)
-    }
-    ends = [(span + "-" + span).split("-")[:2] for span in NOT_AS_GOOGLE.split()]
-    listed = {code for first, last in ends for code in range(int(first, 16), int(last, 16) + 1)}
-    assert listed <= differing
-    if unicodedata.unidata_version == "14.0.0":
-        assert listed == differing
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
