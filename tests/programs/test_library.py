@@ -17,7 +17,7 @@ from conftest import ROOT, TINY, VOCAB_FILE, run_program
 from hugging_face import SIZES
 
 import bert_recipe
-from bert_recipe import BertForSequenceClassification, BertModel, ModernBertModel, NorMuon
+from bert_recipe import BertForSequenceClassification, BertModel, NorMuon
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import (
     EmbeddingSettings,
@@ -167,7 +167,3 @@ def test_muon_without_its_groups_says_what_to_give():
     model = BertModel(bert_recipe.BertConfig(**{**TINY, "vocab_size": 90}))
     with pytest.raises(ValueError, match="NorMuon takes the groups of muon_groups"):
         NorMuon(model.parameters(), lr=0.1)
-
-
-def test_modernbert_is_a_name_of_the_package():
-    assert ModernBertModel.__name__ == "ModernBertModel"

@@ -86,27 +86,6 @@ def test_one_process_and_two_make_the_same_updates(inputs, tmp_path, kind, rel, 
     )
 
 
-def test_worker_threads_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tmp_path):
-    for name, flags in {
-        "plain": ("--num-workers", 0),
-        "one": ("--num-workers", 1),
-        "two": ("--num_workers=2", "--gradient_merge_steps=1"),
-        "no affinity": ("--enable-cpu-affinity", "false"),
-    }.items():
-        train(inputs.command(tmp_path / name, "--max-steps", 8, "--log-freq", 1, *flags))
-        assert losses(tmp_path / name) == losses(tmp_path / "plain")
-        model = (steps_folder(tmp_path / name) / "8" / "model.safetensors").read_bytes()
-        assert model == (steps_folder(tmp_path / "plain") / "8" / "model.safetensors").read_bytes()
-
-
-def test_loss_falls_with_lamb(inputs, tmp_path):
-    """With AdamW as in transformers: test_optimizer.py."""
-    flags = ("--max-steps", 60, "--learning-rate", 3e-2, "--batch-size", 8)
-    train(inputs.command(tmp_path, *flags))
-    logged = losses(tmp_path)
-    assert logged[60] < logged[10] - 1.0
-
-
 @pytest.mark.parametrize("flag", ["--amp", "--use-pure-fp16"])
 def test_bfloat16_is_close_to_float32_and_saves_float32_weights(inputs, tmp_path, flag):
     flags = ("--max-steps", 8, "--log-freq", 1, "--learning-rate", 1e-3)
@@ -348,30 +327,6 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(
     other = write_shards(tmp_path / "other", sizes=(20,), seed=8)
     result = run_here([*command, *resuming(tmp_path), "--eval-dir", other])
     assert_refused(result, "other development data")
-
-
-def test_phase_2_starts_from_the_last_step_of_phase_1_and_not_from_the_best(inputs, tmp_path):
-    held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 1)
-    rising = ("--learning-rate", 0.5, "--warmup-proportion", 0, "--optimizer", "AdamW")
-    train(inputs.command(tmp_path, "--max-steps", 4, *held_out, *rising))
-    phase_2 = ("--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
-    result = train(inputs.command(tmp_path, "--max-steps", 1, *phase_2))
-    assert f"{steps_folder(tmp_path)}: using 4, the newest valid checkpoint" in result.stdout
-
-
-def test_evaluation_does_not_change_the_training(inputs, tmp_path):
-    flags = ("--max-steps", 6, "--log-freq", 1)
-    train(inputs.command(tmp_path / "without", *flags))
-    train(
-        inputs.command(tmp_path / "with", *flags, "--eval-dir", inputs.held_out, "--eval-steps", 2)
-    )
-    assert losses(tmp_path / "with") == losses(tmp_path / "without")
-    train(inputs.command(tmp_path / "end", *flags, "--eval-dir", inputs.held_out))
-    assert [
-        step
-        for step, entry in reported(tmp_path / "end" / "report.json").items()
-        if "eval_loss" in entry
-    ] == [6]
 
 
 def test_the_length_of_sequences_is_that_of_the_shards(inputs, tmp_path):

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from conftest import fine_tuning_words, read_json
-from glue_runs import own_files, run, scores_in, sst_2, words
+from glue_runs import own_files, run, scores_in, words
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import average_precision_score
@@ -133,9 +133,8 @@ def test_a_large_file_is_learnt_in_part_which_is_said(folder, monkeypatch, capsy
     assert "tf-idf + logistic regression of 40 rows" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["?", "!"])
-def test_texts_without_words_cost_the_baseline_only(folder, capsys, text):
-    rows = [(text * (1 + number % 3), number % 2) for number in range(12)]
+def test_texts_without_words_cost_the_baseline_only(folder, capsys):
+    rows = [("?" * (1 + number % 3), number % 2) for number in range(12)]
     with pytest.raises(KeyError, match="baselines"):
         train_on(folder, ("text", "label"), rows, rows)
     assert "note: no baseline beside the scores: empty vocabulary" in capsys.readouterr().out
@@ -265,12 +264,6 @@ def test_folds_have_their_own_baselines(glue_files, tmp_path, capsys):
     assert " ± " in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_published_tasks_have_baselines_on_their_development_file(glue_files, tmp_path):
-    flags = sst_2(glue_files, "--do-train", "--do-eval", "--do-predict")
-    assert run(glue_files, tmp_path, *flags) == 0
-    assert "baselines" in read_json(tmp_path / "custom" / "sst-2" / "scores.json")
-
-
 BESIDE = {"most frequent class": {"accuracy": 0.5}}
 
 
@@ -313,13 +306,6 @@ def test_rare_classes_that_are_learnt_are_no_reason_to_drop_a_model(confusion, s
     line = chance_line("accuracy", 0.9, beside, "more --epochs", confusion)
     assert ("do not use" in line) == (says is None)
     assert says is None or says in line
-
-
-def test_one_class_for_all_rows_is_said(glue_files, tmp_path, capsys):
-    flags = (*own_files(glue_files, "--do-train", "--do-eval"), "--max-steps", 1)
-    assert run(glue_files, tmp_path, *flags, "--learning-rate", 1) == 0
-    _, _, after = capsys.readouterr().out.partition("classification dev: ")
-    assert "warning: all 21 rows have the same prediction" in after
 
 
 def test_one_class_for_all_rows_is_said_of_each_file(glue_files, tmp_path, capsys):

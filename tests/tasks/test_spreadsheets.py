@@ -78,14 +78,6 @@ def test_numbers_may_have_a_decimal_comma(tmp_path):
     assert read_examples(path, judged, labelled=True, reading=reading).labels == ["1", "0"]
 
 
-def test_a_note_on_a_file_is_printed_once(tmp_path, capsys):
-    """Each fold reads its files again."""
-    (tmp_path / "a.csv").write_text("text;label\na;x\n")
-    for _ in range(3):
-        read_examples(tmp_path / "a.csv", OWN, labelled=True)
-    assert capsys.readouterr().out.count("separated by ';'") == 1
-
-
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
 def test_the_header_of_an_appended_file_is_no_sample(tmp_path, capsys, name, mark):
     rows = [

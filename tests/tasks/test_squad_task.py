@@ -352,14 +352,6 @@ def test_compressed_files_are_read(tmp_path, name):
         read_squad(tmp_path / name)
 
 
-def test_file_to_predict_needs_no_answers(tmp_path):
-    path = tmp_path / "questions.json"
-    path.write_text(
-        json.dumps(document(entry(question="Who \ud800?", answers=None))), encoding="utf-8"
-    )
-    assert len(SquadDataset(read_squad(path), TOKENIZER)) == 1
-
-
 DEV = read_squad(SAMPLE / "dev-v2.0.json")
 
 
