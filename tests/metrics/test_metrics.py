@@ -3,10 +3,8 @@ in TensorBoard.
 """
 
 import contextlib
-import datetime
 import importlib
 import math
-import os
 import re
 import shutil
 import sys
@@ -99,24 +97,6 @@ def test_a_step_of_pretraining_is_a_line_of_a_terminal():
     assert len(f"phase1  step 100000/250000  {text}  12:00:00 left") < 105
     slow = format_metrics(step_metrics(metrics | {"data_wait": 0.37}))
     assert slow.endswith("data wait 37%")
-
-
-def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
-    path = tmp_path / "new" / "report.json"
-    reporter = Reporter([DLLoggerJsonSink(path, "--report-file")])
-    reporter.log("PARAMETER", {"seed": 42})
-    reporter.log((10,), {"loss": 7.25, "learning_rate": 1e-4})
-    reporter.log((), {"folder": tmp_path})
-    parameter, step, summary = log_entries(path)  # readable before it is closed
-    reporter.close()
-    assert parameter["step"] == "PARAMETER" and parameter["data"] == {"seed": 42}
-    assert step["step"] == [10] and step["data"] == {"loss": 7.25, "learning_rate": 1e-4}
-    assert summary["step"] == [] and summary["data"] == {"folder": str(tmp_path)}
-    for entry in (parameter, step, summary):
-        assert set(entry) == {"timestamp", "datetime", "elapsedtime", "type", "step", "data"}
-        assert entry["type"] == "LOG" and float(entry["elapsedtime"]) >= 0
-        written = datetime.datetime.fromisoformat(entry["datetime"])
-        assert float(entry["timestamp"]) == pytest.approx(written.timestamp(), abs=1e-3)
 
 
 def test_line_that_a_killed_run_left_unfinished_takes_no_record_of_the_next_run(tmp_path):
@@ -408,27 +388,6 @@ def test_a_run_goes_on_without_a_sink_that_fails(capsys, error, fails_at):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: --some-log failed ({type(error).__name__}")
     assert line.endswith("): continuing without it")
-
-
-def test_a_report_on_a_disk_that_fills_up_does_not_end_the_run(tmp_path, capsys):
-    reporter = Reporter([DLLoggerJsonSink(tmp_path / "report.json", "--report-file")])
-    reporter.log("PARAMETER", {"seed": 1})
-    with Path("/dev/full").open("a") as full:
-        os.dup2(full.fileno(), reporter.sinks[0].file.fileno())
-        for step in (1, 2):
-            reporter.log((0, step), {"loss": 1.0})
-        reporter.close()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "report.json failed (OSError: [Errno 28] No space left" in line
-    assert len(log_entries(tmp_path / "report.json")) == 1
-
-
-def test_an_unknown_mode_of_weights_and_biases_is_an_error(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "zz")
-    with pytest.raises(UserError, match=r"(?s)--wandb-project bert: .*mode.*'offline'"):
-        make_reporter(RuntimeConfig(wandb_project="bert"), is_main=True).log((1,), {"loss": 1.0})
-    wandb.teardown()  # its settings
 
 
 def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_path, monkeypatch):

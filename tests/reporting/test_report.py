@@ -488,11 +488,6 @@ def test_the_page_lies_in_the_folder_of_the_first_run(tmp_path, monkeypatch):
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_a_run_without_steps_has_a_page(tmp_path):
-    Log(tmp_path / "a" / "log.json").start(SETTINGS)
-    assert "No step has been logged" in page_of(tmp_path / "a", tmp_path / "page.html")
-
-
 def test_many_steps_make_a_small_page(tmp_path):
     log = Log(tmp_path / "a" / "log.json").start({**SETTINGS, "log_freq": 1, "max_steps": 20_000})
     noise = np.random.default_rng(0).normal(size=20_000)

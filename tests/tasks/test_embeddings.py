@@ -2,7 +2,6 @@
 exact resuming, and sentence-transformers' folders in both directions.
 """
 
-import itertools
 import json
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from conftest import (
     write_json_lines,
 )
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
-from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import evaluations, run_here
 from tokenizers import Tokenizer
@@ -31,16 +29,10 @@ import inference
 import run_embeddings
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
-from bert_recipe.data_loading.loader import make_step_batch
-from bert_recipe.data_loading.packing import MicroBatchLimits
-from bert_recipe.model.encoders.registry import make_model
-from bert_recipe.model.token_stream import BatchCounts
-from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
-from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.progress import printed_once
 
 WORDS = [
@@ -84,12 +76,6 @@ def files(tmp_path_factory) -> Path:
     (folder / "dropout.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.1}))
     write_pairs(folder / "train.jsonl", 32, 0)
     write_pairs(folder / "dev.jsonl", 12, 1)
-    rows = list(map(json.loads, (folder / "train.jsonl").read_text().splitlines()))
-    chain = [
-        {"q": row["q"], "p": following["q"], "n": rows[number % 5]["q"]}
-        for number, (row, following) in enumerate(itertools.pairwise(rows))
-    ]
-    write_json_lines(folder / "chain.jsonl", chain)
     return folder
 
 
@@ -169,60 +155,6 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
             torch.testing.assert_close(
                 value, results[kind, "whole"][key], rtol=0, atol=1e-6, msg=f"{name}: {key}"
             )
-
-
-def loss_and_gradients(
-    distributed: DistributedContext, files: Path, batch_size: int, num_sizes: int | None, count: int
-) -> list[float]:
-    """Of a global batch of 16 triplets, in float64: the loss, and of each parameter the gradient
-    times random numbers.
-    """
-    options = EmbeddingTaskOptions(
-        max_seq_length=16,
-        text_column="q",
-        pair_column="p",
-        negative_columns=["n"],
-        symmetric_loss=True,
-        train_file=files / "chain.jsonl",
-    )
-    task, dataset = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE))
-    torch.manual_seed(0)
-    model = make_model("sentence_embedding", read_config(files / "config.json")).train().double()
-    limits = replace(
-        MicroBatchLimits.for_batch(batch_size, 48, 0, num_sizes), sequences=6 * batch_size
-    )
-    batch = make_step_batch(
-        dataset, np.arange(16)[distributed.rank :: distributed.world_size], limits
-    )
-    micro_batches, counts = batch.filled_to(count), BatchCounts(16, 0, 0)
-    assert len(micro_batches) == count
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        bound = task.for_batch(
-            micro_batches, model, Runtime(torch.device("cpu"), distributed=distributed), seed=0
-        )
-        total = sum(
-            task.loss(bound.sums(model, micro_batch), counts) for micro_batch in micro_batches
-        )
-        total.backward()
-    torch.manual_seed(1)
-    products = [(p.grad * torch.rand_like(p)).sum().item() for p in model.parameters()]
-    return distributed.all_reduce_sum([total.item(), *products])
-
-
-def test_the_loss_and_its_gradients_are_the_same_however_a_batch_is_divided(files, tmp_path):
-    """Up to rounding, which is larger in float32. With fixed sizes, as on GPUs and with --compile,
-    the last micro-batch may be filler only.
-    """
-    expected = loss_and_gradients(DistributedContext(), files, 16, None, 1)
-    for division in ((16, 4, 1), (4, None, 4), (4, 1, 5), (2, None, 8)):
-        result = loss_and_gradients(DistributedContext(), files, *division)
-        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
-    for processes, *division in ((4, 2, 4, 3), (2, 8, None, 1)):
-        result = run_distributed(
-            loss_and_gradients, tmp_path / str(processes), files, *division, count=processes
-        )
-        np.testing.assert_allclose(result, [expected] * processes, rtol=1e-12, atol=1e-12)
 
 
 def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(files, tmp_path):
@@ -412,19 +344,6 @@ def test_training_on_short_texts_keeps_the_length_of_the_starting_folder(
     task, _ = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE), tmp_path)
     written = task.model_files(read_config(files / "config.json"))["sentence_bert_config.json"]
     assert json.loads(written)["max_seq_length"] == expected
-
-
-def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
-    rows = list(map(json.loads, (files / "train.jsonl").read_text().splitlines()))
-    grouped = [{"q": row["q"], "p": [row["p"]], "n": [row["n"], "left out"]} for row in rows]
-    path = tmp_path / "grouped.jsonl"
-    write_json_lines(path, grouped)
-    flags = ("--negative-columns", "n", "--max-steps", 2, "--train-batch-size", 8)
-    expected = train(files, tmp_path / "a", *flags, steps=2)
-    lists = ("--train-file", path, "--num-negatives", 1)
-    trained = train(files, tmp_path / "b", *flags, *lists, steps=2)
-    assert trained.keys() == expected.keys()
-    assert all(torch.equal(trained[name], expected[name]) for name in expected)
 
 
 def tuples_of(path: Path, rows: list[tuple], score: str | None, **prompts: str) -> EmbeddingTask:

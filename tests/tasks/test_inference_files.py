@@ -25,7 +25,6 @@ from transformers import (
 import inference
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
-from bert_recipe.utils.output_tables import encode_table
 
 TEXTS = [
     "a gripping film",
@@ -152,26 +151,6 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_numbers_for_a_spreadsheet_with_decimal_commas(folder, tmp_path):
-    model = folder(BertForSequenceClassification, num_labels=2)
-    (tmp_path / "in.csv").write_text("t;n\na;1,5\n")
-    flags = ("--text-column", "t", "--decimal", ",")
-    run(model, tmp_path / "in.csv", tmp_path / "out.csv", *flags)
-    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines(), delimiter=";")
-    run(model, tmp_path / "in.csv", tmp_path / "out.jsonl", *flags)
-    (exact,) = rows_of(tmp_path / "out.jsonl")
-    assert row["confidence"] == repr(exact["confidence"]).replace(".", ",")
-    assert row["n"] == "1,5"
-
-
-def test_empty_texts_are_named(folder, tmp_path, capsys):
-    model = folder(BertForSequenceClassification, num_labels=2)
-    (tmp_path / "in.csv").write_text("t,n\na,1\n,2\n​,3\n", encoding="utf-8")
-    run(model, tmp_path / "in.csv", tmp_path / "out.csv", "--text-column", "t")
-    says = "in.csv: 2 rows have an empty text: lines 3, 4: their prediction says nothing"
-    assert says in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForTokenClassification])
 def test_each_line_of_a_text_file_has_a_row(folder, tmp_path, kind):
     """Also blank ones, which have no entities."""
@@ -183,16 +162,6 @@ def test_each_line_of_a_text_file_has_a_row(folder, tmp_path, kind):
     assert [row["text"] for row in rows] == ["Anna left", "", "  Eva ", ""]
     if kind is BertForTokenClassification:
         assert rows[1]["spans"] == rows[3]["spans"] == []
-
-
-def test_other_columns_of_parquet_are_kept(folder, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    model = folder(BertForSequenceClassification, num_labels=2)
-    row = {"t": "a film", "id": 7, "tags": ["x"]}
-    (tmp_path / "in.parquet").write_bytes(encode_table(tmp_path / "in.parquet", [row]))
-    run(model, tmp_path / "in.parquet", tmp_path / "out.parquet", "--text-column", "t")
-    (written,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    assert {name: written[name] for name in row} == row
 
 
 def test_no_column_of_the_input_is_lost(folder, tmp_path):
@@ -399,28 +368,3 @@ def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
     )
     vectors = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
     np.testing.assert_allclose(vectors, mean_embeddings(model, TEXTS), atol=1e-5)
-
-
-def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):
-    model = folder(BertModel)
-    (model / "tokenizer_config.json").write_text(
-        '{"do_lower_case": false, "tokenizer_class": "BertTokenizer"}'
-    )
-    (model / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    run(
-        model,
-        write_csv(tmp_path / "a.csv", ["A Good Film"]),
-        tmp_path / "a.npy",
-        "--text-column",
-        "review",
-        "--embed",
-    )
-    run(
-        model,
-        write_csv(tmp_path / "b.csv", ["a good film"]),
-        tmp_path / "b.npy",
-        "--text-column",
-        "review",
-        "--embed",
-    )
-    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))

@@ -1,7 +1,6 @@
 """Files and folders of other tools: each is named in one line with the way out."""
 
 import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.known_tools import DATA, MODELS
-from bert_recipe.utils.tables import read_rows
-from bert_recipe.utils.text_files import TextFile
 
 # Of each tool: what makes it, in a folder; the name that the user gives, below it; and what is said
 # of it.
@@ -156,15 +153,3 @@ def test_a_dictionary_with_counts_is_no_vocabulary(tmp_path):
         find_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\nvà\n")
     find_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize("feature", [["ClassLabel"], "Sequence", "List"])
-def test_names_of_classes_in_lists_of_all_versions_are_read(tmp_path, feature):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    classes = {"names": ["O", "B-PER"], "_type": "ClassLabel"}
-    tags = [classes] if isinstance(feature, list) else {"feature": classes, "_type": feature}
-    metadata = {"huggingface": json.dumps({"info": {"features": {"tags": tags}}})}
-    table = pyarrow.table({"tags": [[1, 0]]}).replace_schema_metadata(metadata)
-    parquet.write_table(table, tmp_path / "a.parquet")
-    ((_, row),) = read_rows(TextFile(tmp_path / "a.parquet"))
-    assert row == {"tags": ["B-PER", "O"]}
