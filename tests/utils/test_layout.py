@@ -195,7 +195,7 @@ def test_files_of_source_that_pages_name_are_there():
     """From the root, the package, scripts/, or of a run training/."""
     named = []
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        text = page.read_text(encoding="utf-8").partition("## Two changes, on paper")[0]
+        text = page.read_text(encoding="utf-8").partition("## A change, on paper")[0]
         paths = set(re.findall(r"`([a-z]\w*/[\w/]+\.(?:py|sh))`", text))
         named += [path for path in paths if path.split("/")[0] != "examples"]  # of BMTrain
     _, _, run = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("a run?\n")
