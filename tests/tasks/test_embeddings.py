@@ -2,6 +2,7 @@
 exact resuming, and sentence-transformers' folders in both directions.
 """
 
+import itertools
 import json
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from conftest import (
     write_json_lines,
 )
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
+from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import evaluations, run_here
 from tokenizers import Tokenizer
@@ -29,10 +31,16 @@ import inference
 import run_embeddings
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.encoders.registry import make_model
+from bert_recipe.model.token_stream import BatchCounts
+from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.progress import printed_once
 
 WORDS = [
@@ -76,6 +84,12 @@ def files(tmp_path_factory) -> Path:
     (folder / "dropout.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.1}))
     write_pairs(folder / "train.jsonl", 32, 0)
     write_pairs(folder / "dev.jsonl", 12, 1)
+    rows = list(map(json.loads, (folder / "train.jsonl").read_text().splitlines()))
+    chain = [
+        {"q": row["q"], "p": following["q"], "n": rows[number % 5]["q"]}
+        for number, (row, following) in enumerate(itertools.pairwise(rows))
+    ]
+    write_json_lines(folder / "chain.jsonl", chain)
     return folder
 
 
@@ -157,7 +171,71 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
             )
 
 
-def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(files, tmp_path):
+def loss_and_gradients(
+    distributed: DistributedContext, files: Path, batch_size: int, num_sizes: int | None, count: int
+) -> list[float]:
+    """Of a global batch of 16 triplets, in float64: the loss, and of each parameter the gradient
+    times random numbers.
+    """
+    options = EmbeddingTaskOptions(
+        max_seq_length=16,
+        text_column="q",
+        pair_column="p",
+        negative_columns=["n"],
+        symmetric_loss=True,
+        train_file=files / "chain.jsonl",
+    )
+    task, dataset = EmbeddingTask.learning(options, BertTokenizer(VOCAB_FILE))
+    torch.manual_seed(0)
+    model = make_model("sentence_embedding", read_config(files / "config.json")).train().double()
+    limits = replace(
+        MicroBatchLimits.for_batch(batch_size, 48, 0, num_sizes), sequences=6 * batch_size
+    )
+    batch = make_step_batch(
+        dataset, np.arange(16)[distributed.rank :: distributed.world_size], limits
+    )
+    micro_batches, counts = batch.filled_to(count), BatchCounts(16, 0, 0)
+    assert len(micro_batches) == count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        bound = task.for_batch(
+            micro_batches, model, Runtime(torch.device("cpu"), distributed=distributed), seed=0
+        )
+        total = sum(
+            task.loss(bound.sums(model, micro_batch), counts) for micro_batch in micro_batches
+        )
+        total.backward()
+    torch.manual_seed(1)
+    products = [(p.grad * torch.rand_like(p)).sum().item() for p in model.parameters()]
+    return distributed.all_reduce_sum([total.item(), *products])
+
+
+def test_the_loss_and_its_gradients_are_the_same_however_a_batch_is_divided(files, tmp_path):
+    """Up to rounding, which is larger in float32. With fixed sizes, as on GPUs and with --compile,
+    the last micro-batch may be filler only.
+    """
+    expected = loss_and_gradients(DistributedContext(), files, 16, None, 1)
+    for division in ((16, 4, 1), (4, None, 4), (4, 1, 5), (2, None, 8)):
+        result = loss_and_gradients(DistributedContext(), files, *division)
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+    for processes, *division in ((4, 2, 4, 3), (2, 8, None, 1)):
+        result = run_distributed(
+            loss_and_gradients, tmp_path / str(processes), files, *division, count=processes
+        )
+        np.testing.assert_allclose(result, [expected] * processes, rtol=1e-12, atol=1e-12)
+
+
+def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(
+    files, tmp_path, monkeypatch
+):
+    embed, passes = EmbeddingTask.embed, {False: [], True: []}  # without a graph, and with one
+
+    def recorded(*args: object) -> torch.Tensor:
+        embeddings_NE = embed(*args)
+        passes[embeddings_NE.requires_grad].append(embeddings_NE)
+        return embeddings_NE
+
+    monkeypatch.setattr(EmbeddingTask, "embed", recorded)
     flags = (
         *SHARED,
         "--train-batch-size",
@@ -168,6 +246,8 @@ def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(fi
         files / "dropout.json",
     )
     whole = train(files, tmp_path / "whole", *flags)
+    assert len(passes[False]) == len(passes[True]) > 3
+    assert all(map(torch.equal, passes[False], passes[True]))
     flags += ("--resume-from-checkpoint",)
     train(files, tmp_path / "parts", *flags, "--steps-this-run", 1)
     parts = train(files, tmp_path / "parts", *flags)
