@@ -32,6 +32,7 @@ MACHINES = {
     "AVX2": ("#1f6fb5", True),
     "AVX-512": ("#c2410c", True),
     "AVX-512, bfloat16": ("#c2410c", False),
+    "AVX-512, Intel": ("#7c3aed", True),
     "AMX": ("#15803d", False),
 }
 WIDTH, LEFT, RIGHT, TOP, LINE, BAR = 760, 350, 20, 66, 20, 4
@@ -130,7 +131,7 @@ def x_of(ratio: float) -> float:
 def draw_point(row: SpeedRow, middle: float) -> str:
     """A line from the first to the third quartile, and the median."""
     color, filled = MACHINES[row.cells[1]]
-    y = middle + BAR * (list(MACHINES).index(row.cells[1]) - 1.5)
+    y = middle + BAR * (list(MACHINES).index(row.cells[1]) - 2)
     low, median, high = (x_of(row.rates.ratio[name]) for name in ("low", "median", "high"))
     return (
         f'<path d="M{low} {y}H{high}" stroke="{color}" stroke-width="2"/>'

@@ -323,7 +323,7 @@ def test_ranges_of_ratios_in_words_are_those_of_the_rows():
         for machine, line in ranges
         for text, section in re.findall(r"(\d[\d. to]*) in ([\w-]+)", line)
     ]
-    assert len(told) == 11
+    assert len(told) == 14
     for text in (page, text_of("README.md")):
         (first,) = re.findall(r"([\d.]+ to [\d.]+) times as fast as transformers in pre-tr", text)
         told.append((first, ratios_of("any", "pre-training")))
