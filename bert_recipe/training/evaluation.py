@@ -144,7 +144,8 @@ def predict(
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data
     set (`logits_axis`), and the inference speed, on all ranks, which share the samples. Raises
-    UserError for logits that are not finite. width: their number, if a hook puts others in place.
+    UserError for logits that are not finite. width: their number, C, if a hook replaces the logits
+    of the model.
     """
     distributed = runtime.distributed
     parallel.model.eval()

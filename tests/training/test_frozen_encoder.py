@@ -355,6 +355,12 @@ def test_groups_that_are_held_out_together_choose_the_regularization():
     assert lengths[0] > 3 * lengths[1]
 
 
+def test_groups_of_other_rows_are_refused():
+    vectors = np.random.default_rng(0).normal(size=(8, 4))
+    with pytest.raises(ValueError, match="9 groups of 8 rows"):
+        FrozenEncoder(None).fit(vectors, np.arange(8) % 2, ("a", "b"), groups=tuple("aabbccdde"))
+
+
 def test_a_signal_in_a_fit_names_no_flag_that_a_fit_refuses(
     glue_files, tmp_path, monkeypatch, capsys
 ):

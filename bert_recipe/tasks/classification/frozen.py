@@ -106,6 +106,8 @@ class FrozenEncoder:
         """
         from sklearn.utils.class_weight import compute_sample_weight
 
+        if groups and len(groups) != len(labels_n):
+            raise ValueError(f"{len(groups)} groups of {len(labels_n)} rows")
         present = np.unique(labels_n)
         if len(present) < 2:
             raise UserError(
