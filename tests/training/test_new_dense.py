@@ -101,3 +101,15 @@ def test_two_processes_and_a_run_in_parts_are_one(glue_files, tmp_path):
     weights = load_file(tmp_path / "one" / last)
     for name in ("ddp", "fsdp2"):
         torch.testing.assert_close(load_file(tmp_path / name / last), weights, rtol=1e-3, atol=1e-5)
+
+
+def test_texts_that_are_all_alike_do_not_blow_weights_up(glue_files, tmp_path):
+    encoder = make_encoder(tmp_path / "encoder")
+    table = tmp_path / "alike.csv"
+    table.write_text("sentence,label\n" + "a,0\n" * 4 + "a,1\n" * 4)
+    words = ["--init-checkpoint", encoder, "--output-dir", tmp_path / "a", "--device", "cpu"]
+    words += ["--train-file", table, "--text-column", "sentence", "--label-column", "label"]
+    words += ["--do-train", "--max-steps", 1, "--learning-rate", 0]
+    assert run_glue.main([*map(str, words)]) == 0
+    weights = load_file(tmp_path / "a" / "encoder" / "classification" / "1" / "model.safetensors")
+    assert weights["bert.pooler.dense.weight"].abs().max() < 1000
