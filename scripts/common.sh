@@ -162,11 +162,16 @@ require_file() { # argument path
   [[ -f $2 ]] || fail "$1: the file $2 does not exist: check the path"
 }
 
-ask_torch() { # statements
+# python3 with this checkout's modules before those of PYTHONPATH, and none of the folder where the script is started.
+checkout_python() { # argument...
   local root
   root=$(dirname "${BASH_SOURCE[0]}")/..
+  PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} python3 -P "$@"
+}
+
+ask_torch() { # statements
   # A Ctrl-C, or the end of this script, ends Python without a traceback.
-  PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} python3 -P -c "from signal import SIG_DFL, SIGINT, SIGPIPE, signal
+  checkout_python -c "from signal import SIG_DFL, SIGINT, SIGPIPE, signal
 signal(SIGINT, SIG_DFL), signal(SIGPIPE, SIG_DFL)
 import torch
 $1" ||
@@ -266,9 +271,8 @@ newest_step() { # folder_of_steps [2, to look in the folders of its seeds, too]
   [[ ! -d $1 ]] || find "$1" -maxdepth "${2:-1}" -regex '.*/[0-9]+' -printf '%f\n' | sort -n | tail -n 1
 }
 
-# shellcheck disable=SC2154
 is_exhausted() { # checkpoint: whether early stopping has ended its run
-  PYTHONPATH=$code_dir python3 -c '
+  checkout_python -c '
 import sys
 from pathlib import Path
 from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX

@@ -139,7 +139,7 @@ shared_flags+=("${extra_words[@]}")
 
 # Bad flags in EXTRA_ARGS and TASK_ARGS are an error before the data are made.
 check_flags() { # program flag...
-  PYTHONPATH=$root python3 -c "import sys, bert_recipe.utils.errors, $1 as program
+  checkout_python -c "import sys, bert_recipe.utils.errors, $1 as program
 sys.argv[0] = '${1//.//}.py'
 program.parse_arguments()" "${@:2}"
 }

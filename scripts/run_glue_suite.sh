@@ -113,4 +113,4 @@ if ((${#second[@]} > 0)); then
   mnli=${mnli%/*/*} # the folder of steps
   run_tasks "${second[@]}"
 fi
-PYTHONPATH=$root python3 -P -m bert_recipe.reporting.glue_table "$out_dir"
+checkout_python -m bert_recipe.reporting.glue_table "$out_dir"

@@ -150,6 +150,14 @@ def test_the_scripts_ask_the_rule_of_the_programs_for_the_precision():
     assert printed == ("amp\n" if has_bfloat16(torch.device("cpu")) else "fp32\n")
 
 
+def test_the_scripts_keep_the_users_pythonpath(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    code = "import sys; print(sys.path[1])"
+    words = ["bash", "-c", f". {ROOT}/scripts/common.sh; checkout_python -c '{code}'"]
+    printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert printed == "/theirs\n"
+
+
 @pytest.mark.parametrize(
     "script", ["run_pretraining.sh '' '' ''", "run_squad.sh init '' '' '' '' ''"]
 )
