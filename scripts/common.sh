@@ -189,34 +189,28 @@ print("amp" if has_bfloat16(torch.device("cpu")) else "fp32")'
 }
 
 # find_gpus NAME DEFAULT [MOST]: checks the argument NAME, a number of GPUs, and sets `processes` of this node. `all`, the
-# default, becomes the GPUs of this machine, at most MOST, or 0, its CPU, with an omitted precision that suits it. The global
-# batch is then that of DEFAULT processes a node, `batch_processes`.
+# default, becomes the GPUs of this machine, at most MOST, or 0, its CPU. The global batch is then that of DEFAULT processes
+# a node, `batch_processes`. On a CPU an omitted precision becomes one that suits it.
 # shellcheck disable=SC2034
 find_gpus() {
   local -n number=$1
-  local here where
-  if [[ $number == 0 ]]; then
+  local asked=$number here where
+  if [[ $asked == 0 ]]; then
     here=0
   else
     here=$(count_gpus)
   fi
-  if [[ $number == all ]]; then
-    number=$((here < ${3:-here} ? here : ${3:-here}))
-    batch_processes=$2
-    processes=$((number > 0 ? number : 1))
-    if ((number > 0)); then
-      where="$number of the $here GPUs of this machine"
-    else
-      [[ $omitted != *' precision '* ]] || precision=$(cpu_precision)
-      where='the CPU, as this machine has no GPU'
-    fi
-    (($2 == 1)) || where+=", with the global batch of $2 GPUs"
-    say "$1 was not given: $where; precision ${precision:-fp32}"
-    return
-  fi
+  [[ $asked != all ]] || number=$((here < ${3:-here} ? here : ${3:-here}))
   ((number <= here)) || fail "$1 is $number, but this machine has $here: give at most that; 0 runs on the CPU"
   processes=$((number > 0 ? number : 1))
   batch_processes=$processes
+  ((number > 0)) || [[ ${omitted:-} != *' precision '* ]] || precision=$(cpu_precision)
+  [[ $asked == all ]] || return 0
+  batch_processes=$2
+  where='the CPU, as this machine has no GPU'
+  ((number == 0)) || where="$number of the $here GPUs of this machine"
+  (($2 == 1)) || where+=", with the global batch of $2 GPUs"
+  say "$1 was not given: $where; precision ${precision:-fp32}"
 }
 
 # Sets batch_flags, which divide an update over the processes. The batch is fixed where their number may be another.

@@ -9,7 +9,8 @@ source "$root/scripts/common.sh"
 
 TASKS=cola,sst-2,mrpc,sts-b,qqp,mnli,qnli,rte,wnli,boolq,cb,wic,superglue-rte
 MODES=train,eval,prediction,train_eval,eval_prediction,train_eval_prediction
-task=${6:-mrpc}
+task=${6:-None}
+task=${task/#None/mrpc}
 benchmark=glue
 case ${task,,} in
   boolq) folder=BoolQ benchmark=superglue ;;
@@ -51,8 +52,8 @@ Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or 
 Without arguments, it downloads bert-base-uncased to the working folder (with the command hf) and MRPC if they are not
 there, and uses the GPUs of this machine in fp16, or its CPU in fp32 (amp where that is faster).
 
-num_gpu: all are the GPUs of this node, or its CPU if there is none (in float32, unless bfloat16 is faster there or a
-precision is given); the global batch is that of 8 GPUs.
+num_gpu: all are the GPUs of this node, or its CPU if there is none; the global batch is that of 8 GPUs. On a CPU, an omitted
+precision is float32, or bfloat16 where that is faster.
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.
@@ -76,12 +77,9 @@ arguments=("$@")
 if (($# == 0)); then
   # shellcheck source=setup_environment.sh
   source "$root/scripts/setup_environment.sh" use
-  gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
-  precision=fp16
-  ((gpus > 0)) || precision=$(cpu_precision)
-  arguments=(bert-base-uncased '' '' '' '' '' "$gpus" '' '' '' '' '' '' "$precision")
+  arguments=(bert-base-uncased '' '' '' '' '' "$( (nvidia-smi -L 2>/dev/null || true) | wc -l)")
 fi
-if (($# >= 6)); then arguments[5]=${6,,}; fi
+if [[ ${6:-None} != None ]]; then arguments[5]=${6,,}; fi
 if (($# >= 13)); then arguments[12]=${13%.0}; fi # -1.0 in NVIDIA's script
 if (($# >= 16)); then arguments[15]=${16// /_}; fi
 parse_arguments "${arguments[@]}"

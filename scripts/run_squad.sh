@@ -42,8 +42,8 @@ None, takes its [default]:"
   print_arguments
   cat <<'HELP'
 
-num_gpus: all are the GPUs of this node, or its CPU if there is none (in float32, unless bfloat16 is faster there or a
-precision is given); the global batch is that of 8 GPUs.
+num_gpus: all are the GPUs of this node, or its CPU if there is none; the global batch is that of 8 GPUs. On a CPU, an omitted
+precision is float32, or bfloat16 where that is faster.
 
 precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss scaling (NVIDIA's amp), tf32 in TF32,
 fp32 in float32.

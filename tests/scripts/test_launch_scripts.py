@@ -208,7 +208,7 @@ RUNS = {
         "warmup_proportion=0.3 amp=False tasks=train+eval+predict resume_from_checkpoint=True",
     ),
     "glue: NVIDIA's defaults": (
-        "run_glue.sh init",
+        "run_glue.sh init '' '' '' '' None",
         {},
         "task_name=mrpc output_dir=results/MRPC epochs=3.0 max_steps=-1 batch_size=16 "
         "gradient_merge_steps=1 learning_rate=2.4e-05 warmup_proportion=0.1 seed=2 "

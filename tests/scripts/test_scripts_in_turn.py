@@ -136,10 +136,20 @@ def test_omitted_gpus_are_those_that_are_there_with_the_same_global_batch(checko
 
 
 @pytest.mark.parametrize("precision", ["amp", "fp32"])
-@pytest.mark.parametrize("command", ["run_pretraining.sh", "run_glue.sh init", "run_glue.sh"])
-def test_an_omitted_precision_is_the_faster_one_of_the_cpu(checkout, command, precision):
+@pytest.mark.parametrize("num_gpus", ["0 GPUs here", "0 GPUs asked for"])
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("run_pretraining.sh", 4), ("run_glue.sh init", 7), ("run_glue.sh", None)],
+)
+def test_an_omitted_precision_is_the_faster_one_of_the_cpu(
+    checkout, command, place, num_gpus, precision
+):
     (checkout.folder / "bert-base-uncased").mkdir()
-    start(checkout, command, FAKE_GPUS="0", FAKE_CPU_PRECISION=precision)
+    here = "0"
+    if num_gpus == "0 GPUs asked for" and place is not None:
+        here = "8"
+        command += " None" * (place - 1 - command.count(" init")) + " 0"
+    start(checkout, command, FAKE_GPUS=here, FAKE_CPU_PRECISION=precision)
     runs = [Run(call, checkout.folder) for call in checkout.calls()]
     assert {run.args.amp for run in runs} == {precision == "amp"}
 
