@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -307,9 +307,16 @@ def with_stripped_accents(spans: Sequence[tuple[int, int]], text: str) -> list[t
 Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
-def tokens_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray | None:
-    """The number of tokens of each word without digits in `token_ids` [T], which are sequences with
-    [CLS] and [SEP]; None if there are none, or if tokens do not show words.
+class WordSizes(NamedTuple):
+    """The number of tokens [W] of words, and of their characters [W]."""
+
+    tokens: np.ndarray
+    characters: np.ndarray
+
+
+def sizes_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> WordSizes | None:
+    """The sizes of the words without digits in `token_ids` [T], which are sequences with [CLS] and
+    [SEP]; None if there are none, or if tokens do not show words.
     """
     try:
         word_starts = tokenizer.word_starts()
@@ -317,14 +324,17 @@ def tokens_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray |
         return None
     is_text_T = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
     (begins_word_T,) = word_starts.find(token_ids[None], is_text_T[None])
-    word_T = np.cumsum(begins_word_T)  # the number of each token's word, from 1
+    word_T = np.cumsum(begins_word_T)[is_text_T]  # the number of each token's word, from 1
     digits = re.compile(r"\d")
-    has_digit_V = np.array([digits.search(text) is not None for text in tokenizer.texts()])
-    words_with_digits = word_T[is_text_T & has_digit_V[token_ids]]
-    counts = np.bincount(word_T[is_text_T])
-    counts[words_with_digits] = 0
-    counts = counts[counts > 0]
-    return counts if len(counts) else None
+    texts = tokenizer.texts()
+    has_digit_V = np.array([digits.search(text) is not None for text in texts])
+    length_V = np.array([len(text.strip()) for text in texts])
+    text_ids = token_ids[is_text_T]
+    tokens = np.bincount(word_T)
+    characters = np.bincount(word_T, weights=length_V[text_ids])
+    tokens[word_T[has_digit_V[text_ids]]] = 0
+    is_counted = tokens > 0
+    return WordSizes(tokens[is_counted], characters[is_counted]) if is_counted.any() else None
 
 
 def load_tokenizer(

@@ -37,7 +37,7 @@ from bert_recipe.optimization.precision import slow_bfloat16
 from bert_recipe.parallel.compilation import missing_for_compile
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tokenization.files import MAX_UNKNOWN
-from bert_recipe.tokenization.tokenizer import Tokenizer, tokens_of_words
+from bert_recipe.tokenization.tokenizer import Tokenizer, sizes_of_words
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
 from bert_recipe.training.run import Run
 from bert_recipe.training.setup import build_trainer
@@ -240,8 +240,8 @@ def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
     """The share, of the words without digits in `token_ids` [T], of those with SPLIT_PIECES or more
     tokens; None if there are none, or if tokens do not show words.
     """
-    counts = tokens_of_words(token_ids, tokenizer)
-    return None if counts is None else float((counts >= SPLIT_PIECES).mean())
+    sizes = sizes_of_words(token_ids, tokenizer)
+    return None if sizes is None else float((sizes.tokens >= SPLIT_PIECES).mean())
 
 
 def sample_indices(run: Run, count: int) -> np.ndarray:
