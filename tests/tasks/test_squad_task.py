@@ -22,6 +22,7 @@ from squad_documents import document, entry, flat_row
 from bert_recipe.tasks.squad.baseline import sentence_f1
 from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
 from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.tasks.squad.task import (
     SquadDataset,
     SquadTask,
@@ -455,6 +456,34 @@ def test_no_answer_is_predicted_above_the_threshold(threshold):
         scores = [entry["start_logit"] + entry["end_logit"] for entry in entries]
         assert scores == sorted(scores, reverse=True)
     assert 0 < empty < len(dataset.squad.questions)
+
+
+@pytest.mark.parametrize("threshold", [-1e9, -2.0, 1.0, 1e9])
+def test_the_best_threshold_does_not_depend_on_the_given_one(threshold):
+    questions = [
+        question if number % 3 else question._replace(answers=())
+        for number, question in enumerate(DEV.questions[:30])
+    ]
+    flags = {"version_2_with_negative": True, "do_eval": True, "predict_file": DEV.path}
+    options = SquadTaskOptions(**flags, null_score_diff_threshold=threshold)
+    dataset = SquadDataset(Squad(DEV.path, DEV.contexts, questions, True), TOKENIZER, options, True)
+    logits = random_logits(dataset, seed=3)
+    true = (dataset.start_positions, dataset.end_positions)
+    for row, positions in enumerate(true):  # [CLS] without an answer
+        logits[row, dataset.token_bounds[:-1] + positions] += 20
+    logits[:, dataset.token_bounds[:-1]] += 30  # in doubt, none
+    scores = SquadTask(options).finish(dataset, logits.T, None)
+    for name in ("exact", "f1"):
+        by_threshold = {}
+        for odd in decode(dataset, logits.T, options).null_odds.values():
+            tried = replace(options, null_score_diff_threshold=odd)
+            predictions = decode(dataset, logits.T, tried)
+            by_threshold[odd] = evaluate(dataset.squad, predictions.answers)[name]
+        assert scores[f"best_{name}"] == pytest.approx(max(by_threshold.values()))
+        assert by_threshold[scores[f"best_{name}_thresh"]] == pytest.approx(scores[f"best_{name}"])
+        assert scores[f"best_{name}_thresh"] > 0
+    given = decode(dataset, logits.T, options).answers
+    assert scores["f1"] == pytest.approx(evaluate(dataset.squad, given)["f1"])
 
 
 def test_context_without_tokens_gets_an_empty_answer():

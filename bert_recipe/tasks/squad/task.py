@@ -6,7 +6,6 @@ Legend: F features, C tokens of a context, T tokens of all features end to end, 
 or ends of a feature, P candidate spans.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -165,9 +164,15 @@ class SquadTask(FineTuningTask, SeparableTask):
                 squad, stem = dataset.squad, folder / PREDICTED
                 write_predicted(stem, squad.table(), answers_of(squad, predictions), squad.path)
             return {}
-        # The threshold on the null odds was applied when the answers were chosen.
+        # Those before the threshold, which is applied here: of those after it, no threshold above
+        # it would be the best.
+        answers = {
+            question: next((entry["text"] for entry in entries if entry["text"]), "")
+            for question, entries in predictions.nbest.items()
+        }
+        threshold = self.options.null_score_diff_threshold
         scores: JsonObject = evaluate(
-            dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf
+            dataset.squad, answers, predictions.null_odds, na_prob_thresh=threshold
         )
         if folder is None:  # one of many evaluations
             return scores
