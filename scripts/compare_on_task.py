@@ -165,22 +165,25 @@ def draws_of(labels_n: "np.ndarray", count: int | None) -> "list[np.ndarray]":
     draws = []
     for _ in range(NUM_DRAWS):
         places = (np.arange(count) * num_rows + random.integers(num_rows)) // count
-        draws.append(np.sort(with_each_class(ordered_by_class()[places], labels_n)))
+        draws.append(np.sort(with_each_class(ordered_by_class(), places, labels_n)))
     return draws
 
 
-def with_each_class(rows: "np.ndarray", labels_n: "np.ndarray") -> "np.ndarray":
-    """The `rows` of a draw, so that each class has one: a row of a missing class replaces a row of
-    the class that exceeds its share the most. A class keeps its last row.
+def with_each_class(
+    order_n: "np.ndarray", places: "np.ndarray", labels_n: "np.ndarray"
+) -> "np.ndarray":
+    """The rows at `places` of the drawn order, so that each class has one: a row of a missing class
+    replaces a row of the class that exceeds its share the most. A class keeps its last row.
     """
     import numpy as np
 
-    rows, classes = rows.copy(), np.unique(labels_n)
+    rows, classes = order_n[places], np.unique(labels_n)
     share_C = np.bincount(labels_n) * len(rows) / len(labels_n)
     for label in np.setdiff1d(classes, labels_n[rows]) if len(classes) <= len(rows) else ():
         counts_C = np.bincount(labels_n[rows], minlength=len(share_C))
         largest = np.where(counts_C > 1, counts_C - share_C, -np.inf).argmax()
-        rows[(labels_n[rows] == largest).argmax()] = (labels_n == label).argmax()
+        first_drawn = order_n[(labels_n[order_n] == label).argmax()]
+        rows[(labels_n[rows] == largest).argmax()] = first_drawn
     return rows
 
 

@@ -91,6 +91,15 @@ def test_draws_have_each_class_in_proportion_also_rare_ones(counts):
             assert count is None or len(counts) > count or share.all()
 
 
+def test_each_draw_takes_another_row_of_a_rare_class():
+    """Else the draws differ less than those of other rows would."""
+    counts = [3_920, *[4] * 20]
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(counts)), counts))
+    drawn = np.unique(np.concatenate(compare_on_task.draws_of(labels, 100)))
+    # Five draws with replacement take 3.05 of four rows on average.
+    assert 50 < (labels[drawn] > 0).sum() <= 80
+
+
 def test_numbers_are_compared_after_fine_tuning_only(inputs, tmp_path):
     words = [*models_and_table(inputs, tmp_path, 20), "--label-column", "label", "--regression"]
     args, command = compare_on_task.parse_arguments([*map(str, words)])
