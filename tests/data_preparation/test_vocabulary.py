@@ -130,3 +130,10 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
         paths[-1].write_text((name + " ") * 30 + "\n" + f"{name}x\n" * 400_000)
     sample = "".join(read_beginnings(paths, megabytes=1))
     assert len(sample) < 1_100_000 and "alpha " in sample and "beta " in sample
+    many = []
+    for number in range(50):  # with lines of paragraphs
+        many.append(tmp_path / f"{number}.txt")
+        many[-1].write_text(f"{number}x {'word ' * 200}\n" * 100)
+    sample = "".join(read_beginnings(many, megabytes=1))
+    assert len(sample) < 1_100_000
+    assert all(f"{number}x " in sample for number in range(50))

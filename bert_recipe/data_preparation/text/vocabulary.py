@@ -9,7 +9,7 @@ and passed in a fixed order.
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from bert_recipe.utils.words import has_accent, is_accent, spaced_spans
 CASED = Casing(do_lower_case=False, strip_accents=False)
 MIN_FREQUENCY = 2  # of a pair of pieces that is merged
 MARKED_SHARE = 0.005  # of marks among letters
+PART_SIZE = 100_000  # characters to read at once, or a line
 NO_WORDS = "{}: no words in the text to train a vocabulary on: check the text"
 
 
@@ -222,13 +223,14 @@ def read_beginnings(
     progress: Callable[[int], Any] = lambda size: None,
     megabytes: int = SAMPLE_MB,
 ) -> Iterator[str]:
-    """The beginning of each file, a thousand lines at a time; `megabytes` in all."""
+    """The beginning of each file, some lines at a time; `megabytes` in all."""
     left = megabytes * 1_000_000
     for index, path in enumerate(paths):
         share = left // (len(paths) - index)  # later files get what short files leave over
         try:
             with path.open(encoding="utf-8-sig") as file:
-                while share > 0 and (text := "".join(islice(file, 1000))):
+                while share > 0 and (lines := file.readlines(min(share, PART_SIZE))):
+                    text = "".join(lines)
                     size = len(text.encode())
                     share -= size
                     left -= size
