@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from bert_recipe.checkpoint.folder import without_seed
 from bert_recipe.metrics.dllogger_backends import PREFIX
+from bert_recipe.tasks.baselines import BASELINES
 from bert_recipe.tasks.mistakes import MISTAKES
 from bert_recipe.utils.command_line import MAX_FLOAT32
 from bert_recipe.utils.errors import UserError
@@ -379,9 +380,14 @@ def as_fractions(phase_name: str, metrics: JsonObject) -> JsonObject:
     has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
     if not phase_name.startswith("squad") and not has_squads_names:
         return metrics
-    return metrics | {
+    fractions = metrics | {
         name: value / 100 for name, value in numbers(metrics).items() if is_score(name)
     }
+    if BASELINES in metrics:
+        fractions[BASELINES] = {
+            method: as_fractions("squad", scores) for method, scores in metrics[BASELINES].items()
+        }
+    return fractions
 
 
 def is_score(name: str) -> bool:

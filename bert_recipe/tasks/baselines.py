@@ -176,12 +176,16 @@ def percent(value: float | None) -> str:
     return "not defined" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
-def comparison_line(name: str, shown: str, scores: Mapping[str, Scores]) -> str:
-    """The score `name` of a model, which is `shown`, beside those of the baselines."""
+def comparison_line(
+    name: str, shown: str, scores: Mapping[str, Scores], perfect: float = 1.0
+) -> str:
+    """The score `name` of a model, which is `shown`, beside those of the baselines. perfect: the
+    highest score.
+    """
     others = []
     for method, values in scores.items():
         rows = f" of {values[ROWS]:,.0f} rows" if ROWS in values else ""
-        others.append(f"{method}{rows} {percent(values.get(name))}")
+        others.append(f"{method}{rows} {percent(values.get(name, math.nan) / perfect)}")
     return f"{name} {shown} ({', '.join(others)})"
 
 

@@ -116,8 +116,8 @@ def train_and_predict(
         title = f"{first.task.name}, {range_of(list(runs))}"
         runtime.reporter.log("PARAMETER", {"task": title})
         results = report_seeds(scores, title, runtime)
-        metric = cast(FineTuningTask, first.task).metric
-        results |= report_baselines_of_seeds(scores, metric, results, runtime)
+        task = cast(FineTuningTask, first.task)
+        results |= report_baselines_of_seeds(scores, task, results, runtime)
         write_json(folder / SCORES_FILE, results)
     return 0
 
@@ -165,7 +165,7 @@ def report_seeds(runs: Sequence[JsonObject], title: str, runtime: Runtime) -> Js
 
 
 def report_baselines_of_seeds(
-    runs: Sequence[JsonObject], metric: str, results: JsonObject, runtime: Runtime
+    runs: Sequence[JsonObject], task: FineTuningTask, results: JsonObject, runtime: Runtime
 ) -> JsonObject:
     """Logs and returns the means of the baselines over `runs`, whose `results` are those of
     `report_seeds`; seeds share them, and folds have their own. {} without baselines.
@@ -174,10 +174,12 @@ def report_baselines_of_seeds(
     if not first or not all(run.get(BASELINES, {}).keys() == first.keys() for run in runs):
         return {}
     means = means_of([run[BASELINES] for run in runs])
+    metric, whole = task.metric, task.perfect_score
     mean, deviation = (results.get(f"{metric}_{name}") for name in ("mean", "std"))
     text = None
-    if mean is not None:
-        text = comparison_line(metric, f"{percent(mean)} ± {percent(deviation)}", means)
+    if mean is not None and deviation is not None:
+        shown = f"{percent(mean / whole)} ± {percent(deviation / whole)}"
+        text = comparison_line(metric, shown, means, whole)
     runtime.reporter.log((), {BASELINES: means}, text)
     return {BASELINES: means}
 

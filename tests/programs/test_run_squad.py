@@ -166,7 +166,9 @@ def test_memorized_questions_are_answered_and_scored(trained, files):
     rows = {row["id"]: row for row in map(json.loads, lines)}
     assert {name: row["prediction"] for name, row in rows.items()} == predictions
     assert all(row["prediction"] in row["answers"] and row["f1"] == 1 for row in rows.values())
-    assert scores_in(trained.parents[1] / "report.json") == {
+    scores = scores_in(trained.parents[1] / "report.json")
+    assert scores.pop("baselines").keys() == {"most similar sentence"}
+    assert scores == {
         "exact_match": 100.0,
         "f1": 100.0,
         "F1": 100.0,
@@ -227,12 +229,21 @@ def test_v20_predicts_which_questions_have_no_answer(files, tmp_path, capsys):
 def test_scores_of_empty_answers_alone_are_named(files, tmp_path, capsys):
     tasks = ("--do-train", "--do-eval", "--train-file", files["v2"], "--predict-file", files["v2"])
     flags = ("--version-2-with-negative", "--max-seq-length", 48, "--epochs", 1)
-    assert run(files, tmp_path, *tasks, *flags, "--null-score-diff-threshold", -1e9) == 0
-    before, _, after = capsys.readouterr().out.partition("squad dev: ")
+    flags += ("--null-score-diff-threshold", -1e9, "--num-seeds", 2)
+    assert run(files, tmp_path, *tasks, *flags) == 0
+    output = capsys.readouterr().out
+    before, _, after = output.partition("squad dev: ")
     assert "exact" in after and "warning: f1" in after
     assert "(most similar sentence " in before
-    (scores,) = tmp_path.glob("*/squad/scores.json")
-    assert "that of the empty answer" in read_json(scores)["warning"]
+    (scores_file,) = tmp_path.glob("*/squad/seed-42/scores.json")
+    scores = read_json(scores_file)
+    assert "that of the empty answer" in scores["warning"]
+    # In percent, as the official scores.
+    empty = scores["baselines"]["empty answer"]["f1"]
+    assert empty == pytest.approx(100 * scores["NoAns_total"] / scores["total"])
+    of_seeds = output.partition("squad, seeds 42 to 43: ")[2]
+    assert f"f1 {empty:.1f} ± 0.0 (most similar sentence " in of_seeds
+    assert f"empty answer {empty:.1f})" in of_seeds
 
 
 def as_batch_of_one(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

@@ -92,6 +92,12 @@ LOGS = {
             "resumes": [],
         },
     ),
+    "baselines of questions are percentages, too": (
+        lambda log: log.start(SQUAD_SETTINGS).write(
+            [], {"f1": 80.0, "baselines": {"empty answer": {"f1": 50.0}}}
+        ),
+        {"results": {"f1": 0.8, "baselines": {"empty answer": {"f1": 0.5}}}},
+    ),
     "a later prediction adds its scores and no training time": (
         lambda log: log.start(SQUAD_SETTINGS).train([10]).restarted(3600).write([], {"f1": 80.0}),
         {"name": "squad", "results": {"f1": 0.8}, "seconds": [1]},

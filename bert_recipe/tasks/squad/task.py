@@ -19,6 +19,7 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
 from bert_recipe.tasks.baselines import (
+    BASELINES,
     WARNING,
     Baselines,
     chance_line,
@@ -57,6 +58,7 @@ DEFAULTS = SquadOptions()
 SCORED_FILE, NO_ANSWER = "eval_predictions.jsonl", "(no answer)"
 PREDICTED = "predictions"  # the table, without the extension
 EMPTY = "empty answer"  # to each question
+PERFECT = 100.0  # the official scores are percentages
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
@@ -71,6 +73,7 @@ class SquadTask(FineTuningTask, SeparableTask):
     head = "question_answering"
     logits_axis = "token"
     defaults_kind = "questions"
+    perfect_score = PERFECT
     result_files = (*PREDICTION_FILES, SCORED_FILE, *names_like(PREDICTED))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
@@ -177,24 +180,26 @@ class SquadTask(FineTuningTask, SeparableTask):
         if folder is None:  # one of many evaluations
             return scores
         scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
-        if warning := self.chance_line(dataset, scores):
-            scores[WARNING] = warning
+        if self.options.train_file is not None:
+            scores |= self.beside_baselines(dataset, scores)
         return scores
 
-    def chance_line(self, dataset: "SquadDataset", scores: JsonObject) -> str | None:
-        """The warning of a trained model that is no better than empty answers, or than whole
-        sentences, or None. Prints the scores of these.
+    def beside_baselines(self, dataset: "SquadDataset", scores: JsonObject) -> JsonObject:
+        """The scores of empty answers and of whole sentences, which are printed, and a warning if
+        those of the trained model are no better.
         """
-        if self.options.train_file is None:
-            return None
         total = len(dataset.squad.questions)
         baselines = {SENTENCE: {"f1": sentence_f1(dataset.squad)}}
         if num_empty := scores.get("NoAns_total", 0):
             baselines[EMPTY] = {"f1": num_empty / total}
-        value = scores["f1"] / 100
+        value = scores["f1"] / PERFECT
         print_line(comparison_line("f1", percent(value), baselines))
         best = max(baselines, key=lambda name: baselines[name]["f1"])
-        return chance_line("f1", value, Baselines(baselines, best, total), self.advice)
+        beside: JsonObject = {
+            BASELINES: {name: {"f1": PERFECT * row["f1"]} for name, row in baselines.items()}
+        }
+        warning = chance_line("f1", value, Baselines(baselines, best, total), self.advice)
+        return beside if warning is None else beside | {WARNING: warning}
 
 
 def window_bounds(num_tokens: int, capacity: int, doc_stride: int | None) -> list[tuple[int, int]]:
