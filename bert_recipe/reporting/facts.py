@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from bert_recipe.checkpoint.folder import BEST_FOLDER, SEED_FOLDER
 from bert_recipe.metrics.text import format_duration
 from bert_recipe.reporting.calibration import calibration_error, scored_probabilities
 from bert_recipe.reporting.comparison import is_scored
@@ -29,7 +30,8 @@ REPEATED_RESULTS = (
 MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 # Flags of the weights that a run starts from, the first one that is given.
 STARTS = ("from_phase1_final_params", "from_checkpoint", "from_pretrained_params")
-OF_RUNS = ("phase1", "phase2", "best")  # folders
+# Folders in that of a model: of pre-training, and of fine-tuning with a user's own files.
+OF_RUNS = ("phase1", "phase2", "classification", "multi-label", "ner", "squad", "embedding")
 RECENT_POINTS = 10  # whose speed tells how long the rest takes
 
 
@@ -84,8 +86,18 @@ def model_of(phase: RunPhase) -> str:
 
 
 def start_name(path: Any) -> str:
-    """The name of the model folder, also of a run's: `<model>/phase1/<step>`."""
-    names = [part for part in Path(str(path)).parts if not (part.isdigit() or part in OF_RUNS)]
+    """The name of the model folder, also of a run's: `<model>/<phase or task>[/seed-N][/<step>]`,
+    or its `best`.
+    """
+    names = list(Path(str(path)).parts)
+    is_checkpoint = len(names) > 2 and (names[-1].isdigit() or names[-1] == BEST_FOLDER)
+    if is_checkpoint:
+        names.pop()
+    is_of_seed = len(names) > 2 and SEED_FOLDER.fullmatch(names[-1]) is not None
+    if is_of_seed:
+        names.pop()
+    if len(names) > 1 and (is_checkpoint or is_of_seed or names[-1] in OF_RUNS):
+        names.pop()
     return names[-1] if names else ""
 
 

@@ -388,9 +388,22 @@ def test_the_card_of_pre_training_says_what_was_seen_and_what_is_left(tmp_path):
     assert "Time left" not in Parsed(page_of(tmp_path, tmp_path / "page.html")).cells
 
 
-def test_a_log_beside_the_runs_folder_has_the_name_of_the_model_that_it_starts_from(tmp_path):
-    start = {"from_checkpoint": "results/custom/phase1", "starting_weights": "random"}
-    log = Log(tmp_path / "results" / "dllogger_p1.json").start(SETTINGS | start)
+@pytest.mark.parametrize(
+    "start",
+    [
+        "custom",
+        "results/custom/phase1",
+        "results/custom/phase2/8601",
+        "results/custom/classification/best",
+        "results/custom/mrpc/seed-42/30",
+        "custom/ner/fold-2",
+    ],
+)
+def test_a_log_beside_the_runs_folder_has_the_name_of_the_model_that_it_starts_from(
+    tmp_path, start
+):
+    settings = {"from_checkpoint": start, "starting_weights": "random"}
+    log = Log(tmp_path / "results" / "dllogger_p1.json").start(SETTINGS | settings)
     log.train([10])
     cells = Parsed(page_of(tmp_path, tmp_path / "page.html")).cells
     in_order(cells, ["Model", "custom, random weights"])
