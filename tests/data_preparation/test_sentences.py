@@ -36,6 +36,8 @@ BY_HAND = [
     'គាត់និយាយថា "ខ្ញុំទៅផ្សារ។"|គាត់ទៅសាលា។',
     "वह आया।|वह गया॥|फिर क्या हुआ?",
     "Նա եկավ։|Նա գնաց։",
+    "Πού είναι το βιβλίο;|Δεν ξέρω.|«Ποιος το πήρε;»|Ο Γιάννης\u037e|Τι ώρα είναι;",
+    "The angles are α; β is known; they add up.|So it is.",
     "« Viens ! »|Il partit.|« Où vas-tu ? » demanda-t-elle.|« Loin. »|Elle pleura.",
     "Es war 1990.|„Komm!“|Sie ging um 9.|‚Nein.‘|Er rief: »Komm her!«|Sie ging.|»Nein!« sagte er.",
     "One sentence without an end",

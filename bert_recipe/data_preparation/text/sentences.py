@@ -32,8 +32,11 @@ OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
 
 AFTER_FULL_STOP = "\u300d\u300f\u201d\u2019\uff09\u00bb"
 FULL_STOP = re.compile(rf"[{FULL_STOPS}]+(?:[{AFTER_FULL_STOP}]|[\"')](?=\s|$))*")
+# After a Greek word, a semicolon is the question mark; after a letter, which may be a symbol, not.
+GREEK = "\u0370-\u03ff\u1f00-\u1fff"
+ENDS = rf"(?:[{re.escape(SENTENCE_ENDS)}]+|(?<=[{GREEK}]{{2}})[;\u037e])"
 # French has a space inside the marks of a quotation.
-CANDIDATE = re.compile(rf"[{re.escape(SENTENCE_ENDS)}]+[{CLOSERS}]*(?: \u00bb)?(?:\s+|$)")
+CANDIDATE = re.compile(rf"{ENDS}[{CLOSERS}]*(?: \u00bb)?(?:\s+|$)")
 NEXT_WORD = re.compile(rf"(?:\u00ab |[{OPENERS}])*([^\s{CLOSERS};:*@,?!]+|,)")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
 
