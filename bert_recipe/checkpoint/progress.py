@@ -19,6 +19,12 @@ from bert_recipe.utils.json_files import JsonObject, from_json, read_json
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 FLOAT32_LINEAR = "float32_linear"  # the library of linear layers, among the versions
 LENGTH = ("--max-steps", "--epochs")  # of a run, which may change
+OTHER_DATA = "other data"
+DATA_FLAGS = (  # that decide the samples of a file, or the file
+    *("train_file", "data_dir", "input_dir", "text_column", "pair_column", "label_column"),
+    *("negative_columns", "num_negatives", "eval_fraction", "num_folds", "group_column", "seed"),
+    *("max_seq_length", "max_query_length", "doc_stride", "query_prompt", "document_prompt"),
+)
 WAYS_OUT = "take only its weights with --from-pretrained-params"
 WAYS_OUT_OF_A_FOLDER = f"{ANOTHER}, or add --overwrite to remove what is there"
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
@@ -117,6 +123,8 @@ def check_same_run(
     if difference := first_difference(progress.identity, record.identity):
         if is_own and difference == f"other {WEIGHTS}":  # a script's --overwrite removes phase 1
             ways_out = f"{ANOTHER}, or rename or remove the folder"
+        if difference == OTHER_DATA:
+            difference += changed_data_flags(progress.arguments, record.arguments)
         raise UserError(f"{where} belongs to a run with {difference}: {ways_out}")
     casing_now = Casing.of(tokenizer.casing_settings())
     if casing not in (casing_now, None):
@@ -193,6 +201,16 @@ def changed_values(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in sorted(then.keys() & now.keys())
         if then[name] != now[name]
     ]
+
+
+def changed_data_flags(then: JsonObject, now: JsonObject) -> str:
+    """The flags that make other samples, in brackets; none if only the files changed."""
+    flags_then, flags_now = (
+        {f"--{name.replace('_', '-')}": arguments.get(name) for name in DATA_FLAGS}
+        for arguments in (then, now)
+    )
+    changes = changed_values(flags_then, flags_now)
+    return f" ({', '.join(changes)})" if changes else ""
 
 
 def first_setting(then: JsonObject, now: JsonObject) -> str | None:
