@@ -22,7 +22,7 @@ from bert_recipe.tasks.embeddings.options import (
     PairFileOptions,
 )
 from bert_recipe.tasks.own_files import DEFAULTS, check_own_files
-from bert_recipe.tasks.reading import ReadingOptions
+from bert_recipe.tasks.reading import NumberReadingOptions
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from bert_recipe.utils.text_files import kind_of
@@ -35,7 +35,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__)
     groups = {
         "files: .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(PairFileOptions),
-        "reading files": flags_of(ReadingOptions),
+        "reading files": flags_of(NumberReadingOptions),
         "embeddings": flags_of(EmbeddingOptions),
     }
     unused = ("do_predict", "label_smoothing")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.progress import print_once
@@ -30,6 +31,17 @@ def is_number(text: str) -> bool:
     """
     is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
     return is_decimal is not None and math.isfinite(float(text))
+
+
+def with_point(value: Any, name: str) -> Any:
+    """A number that is written with a decimal comma, and maybe points between thousands, as Python
+    reads it. Other values stay as they are.
+    """
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"\s*[-+]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?([eE][-+]?\d+)?\s*", value):
+        raise ValueError(f"{name!r} is {value!r}, which has no decimal comma: correct the line")
+    return value.replace(".", "").replace(",", ".")
 
 
 def known_label(label: str, known: Collection[str]) -> str:

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, write_json_lines
 
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.reading import NumberReadingOptions
+from bert_recipe.utils.errors import UserError
 
 
 def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
@@ -52,3 +55,12 @@ def test_a_row_can_have_a_prompt_of_its_own(tmp_path):
     texts = [[tuples.texts[index] for index in row] for row in tuples.rows]
     assert texts == [[q, d] for q in ("find a", "b") for d in ("d: x", "d: y")]
     assert tuples.originals[0] == "a"
+
+
+def test_scores_of_pairs_may_have_a_decimal_comma(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;b;s\nx;y;0,5\nv;w;1.000,25\n")
+    reading = NumberReadingOptions(output_dir=tmp_path, decimal=",")
+    assert read_tuples(path, ("a", "b"), "s", reading=reading).scores == [0.5, 1000.25]
+    with pytest.raises(UserError, match="'s' is '0,5', expected a number: give --decimal ,"):
+        read_tuples(path, ("a", "b"), "s")

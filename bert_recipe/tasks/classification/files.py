@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
-from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label
+from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label, with_point
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions, read_group
 from bert_recipe.utils.errors import UserError, listed, one_line
 from bert_recipe.utils.progress import print_once
@@ -264,17 +264,6 @@ def check_label(label: str, spec: TaskSpec) -> None:
         raise ValueError(
             f"label {label!r}, expected one of {listed(spec.labels)}: correct the line"
         )
-
-
-def with_point(value: Any, name: str) -> Any:
-    """A number that is written with a decimal comma, and maybe points between thousands, as Python
-    reads it. Other values stay as they are.
-    """
-    if not isinstance(value, str):
-        return value
-    if not re.fullmatch(r"\s*[-+]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?([eE][-+]?\d+)?\s*", value):
-        raise ValueError(f"{name!r} is {value!r}, which has no decimal comma: correct the line")
-    return value.replace(".", "").replace(",", ".")
 
 
 def is_one(value: Any, name: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings
 from bert_recipe.tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
-from bert_recipe.tasks.labels import is_number
+from bert_recipe.tasks.labels import is_number, with_point
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.utils.bad_rows import BadRows
@@ -183,6 +183,8 @@ def table_rows(
         check_lists(file.where(number), row, others)
     for number, row in rows:
         try:
+            if reading.decimal == ",":
+                row = row | {name: with_points(row[name], name) for name in scores}
             group = parse_row(row, columns, scores)
             if prompt is not None:
                 group = group._replace(prompt=row[prompt])
@@ -252,9 +254,19 @@ def numbers_in(row: Row, columns: Sequence[str]) -> list[float]:
         for value in values:
             number = to_number(value)
             if number is None:
-                raise ValueError(f"{name!r} is {value!r}, expected a number: correct the line")
+                advice = "correct the line"
+                if isinstance(value, str) and is_number(value.replace(",", ".")):
+                    advice = "give --decimal ,"
+                raise ValueError(f"{name!r} is {value!r}, expected a number: {advice}")
             numbers.append(number)
     return numbers
+
+
+def with_points(value: Any, name: str) -> Any:
+    """`with_point` of a number or of a list of them, as the column `name` has."""
+    if isinstance(value, list):
+        return [with_point(item, name) for item in value]
+    return with_point(value, name)
 
 
 def to_number(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from bert_recipe.checkpoint.sentence_folders import POOLINGS, read_text_settings
 from bert_recipe.config.flag_values import TRAIN
 from bert_recipe.tasks.fine_tuning import FineTuningOptions
 from bert_recipe.tasks.own_files import ScoredFileOptions
-from bert_recipe.tasks.reading import ReadingOptions
+from bert_recipe.tasks.reading import NumberReadingOptions
 from bert_recipe.utils.command_line import (
     any_text,
     option,
@@ -147,7 +147,9 @@ class EmbeddingOptions:
 
 
 @dataclass(frozen=True)
-class EmbeddingTaskOptions(PairFileOptions, ReadingOptions, EmbeddingOptions, FineTuningOptions):
+class EmbeddingTaskOptions(
+    PairFileOptions, NumberReadingOptions, EmbeddingOptions, FineTuningOptions
+):
     """What the flags of run_embeddings.py say."""
 
     task_path = "embeddings.task.EmbeddingTask"
