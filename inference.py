@@ -294,9 +294,10 @@ def write_vectors(target: Path, predicted: list[Row]) -> None:
 
 def identity_of(model: LoadedModel, args: Arguments) -> dict[str, Any]:
     """All that the predictions of a file depend on."""
-    # Sentence-transformers' modules have folders of their own.
-    paths = [*model.folder.glob("*"), *model.folder.glob("*/config.json")]
-    files = [path for path in paths if path.is_file() and path.name != LOCK_FILE]
+    from bert_recipe.checkpoint.sentence_folders import sentence_files
+
+    paths = [*model.folder.glob("*"), *sentence_files(model.folder)]  # modules have folders
+    files = [path for path in set(paths) if path.is_file() and path.name != LOCK_FILE]
     for path in (args.config_file, args.vocab_file, args.input):
         if path is not None and path.name != LOCK_FILE:
             files.append(path)

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import inference
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, classifier_files
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
 
@@ -368,3 +369,20 @@ def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
     )
     vectors = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
     np.testing.assert_allclose(vectors, mean_embeddings(model, TEXTS), atol=1e-5)
+
+
+def test_parts_of_a_file_are_known_by_the_weights_of_a_classifier_of_vectors(tmp_path):
+    """It is fitted anew into the same folder, where the encoder stays."""
+    weight, bias = np.ones((2, 4), np.float32), np.zeros(2, np.float32)
+    model = inference.LoadedModel(tmp_path / "model", None, None)
+    source = write_csv(tmp_path / "in.csv")
+    words = ["--init-checkpoint", model.folder, "--input", source, "--output", tmp_path / "o.csv"]
+    args = inference.parse_arguments([*map(str, words), "--text-column", "review"])
+    identities = []
+    for factor in (1, 1, 2):
+        files = classifier_files(EmbeddingSettings(), weight * factor, bias, 16)
+        for name, content in files.items():
+            (model.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (model.folder / name).write_bytes(content)
+        identities.append(inference.identity_of(model, args))
+    assert identities[0] == identities[1] != identities[2]
