@@ -118,7 +118,7 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
     path = tmp_path / "config.json"
     several = {"id2label": {"0": "0", "1": "1"}, "problem_type": "multi_label_classification"}
     kinds = {"several labels": several, "one label": {"id2label": {"0": "0", "1": "1"}}}
-    kinds["a number"] = {"id2label": {"0": "LABEL_0"}}
+    kinds["a number"] = {"id2label": {"0": "LABEL_0"}, "problem_type": "regression"}
     for kind, labels in kinds.items():
         path.write_text(json.dumps(values | labels))
         config = read_config(path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 
-MULTI_LABEL = "multi_label_classification"
+REGRESSION, MULTI_LABEL = "regression", "multi_label_classification"  # of Hugging Face
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # erf; two names of the tanh form
 HEAD_ACTS = (*HIDDEN_ACTS, "linear")  # of the dense layer of a head
@@ -149,7 +149,7 @@ class ModelConfig:
                     f"(docs/choose_a_model.md has one for each use)"
                 )
         labels = labels_from_json(values.get("id2label") or {})
-        if (problem := values.get("problem_type")) == "regression" and len(labels) != 1:
+        if (problem := values.get("problem_type")) == REGRESSION and len(labels) != 1:
             raise ValueError(
                 f"problem_type is 'regression' of {len(labels) or 2} numbers; only one is supported"
             )
@@ -165,6 +165,8 @@ class ModelConfig:
                 del values[name]
         if values.pop("multi_label"):
             values["problem_type"] = MULTI_LABEL
+        if self.is_number:  # or transformers' pipeline takes it for a logit
+            values["problem_type"] = REGRESSION
         if labels := values.pop("labels"):
             values["id2label"] = {str(index): label for index, label in enumerate(labels)}
             values["label2id"] = {label: index for index, label in enumerate(labels)}
