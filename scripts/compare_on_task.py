@@ -4,8 +4,8 @@
     python3 scripts/compare_on_task.py --before MODEL_FOLDER --after law/results/MODEL/phase1 \\
         --output-dir law/task --train-file train.csv --text-column review --label-column stars
 
-Other flags are those of run_glue.py. First, in seconds, a logistic regression is fitted
-to the vectors of both models, with 100 labels and with all, five draws each. Then both models are
+Other flags are those of run_glue.py. First, in seconds, a linear layer is fitted to the
+vectors of both models, with 100 labels and with all, five draws each. Then both models are
 fine-tuned as run_glue.py chooses by the rows, with the same seeds. All are scored on a fifth of the
 file that is held out, or on --eval-file, beside tf-idf. If interrupted, rerun the same command to
 resume.
@@ -188,51 +188,56 @@ def with_each_class(
 
 
 def compare_vectors(args: argparse.Namespace, command: Sequence[str]) -> list[str]:
-    """Lines about logistic regression on the vectors of both models; one that says so if the task
-    has no classes.
-    """
+    """Lines about linear layers on the vectors of both models; one that says so for rerankers."""
     folders: dict[str, list[Path]] = {}
     for name, model in (("before", args.before), ("after", args.after)):
         words = ["--init-checkpoint", str(model), "--output-dir", str(args.output_dir)]
         run = run_glue.parse_arguments([*command, *words])
         options = from_flags(ClassificationOptions, run, frozen_encoder=True)
-        if options.spec.regression or options.spec.multi_label:
-            return ["vectors are compared for tasks with one class per text only"]
+        if options.spec.negatives:
+            return ["the vectors of rerankers are not compared"]
         for title, folder in fit_draws(run, options, args.output_dir, name).items():
             folders.setdefault(title, []).append(folder)
     lines = []
     for title, both in folders.items():
-        lines += compare(both, f"vectors with logistic regression ({title}, {NUM_DRAWS} draws)")
+        lines += compare(both, f"vectors with {title}, {NUM_DRAWS} draws)")
     return lines
 
 
 def fit_draws(
     run: Arguments, options: ClassificationOptions, output: Path, name: str
 ) -> dict[str, Path]:
-    """Fits classifiers to the vectors of a model, and scores them. Returns the folders of the
-    draws, which are named as those of seeds, by the number of labels.
+    """Fits layers to the vectors of a model, and scores them. Returns the folders of the draws,
+    which are named as those of seeds, by the method and the number of labels.
 
     run: the arguments of run_glue.py.
     output: the folder for the results.
     name: of the model.
     """
+    import numpy as np
+
+    from bert_recipe.tasks.classification.frozen import kind_of
+    from bert_recipe.training.frozen_encoder import values_of
+
     task, tokenizer, dataset, sets, vectors = embed(run, options, name)
-    labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
+    values = values_of(dataset)
+    # Equal numbers, and equal sets of labels, are drawn as classes are.
+    labels_n = np.unique(values, axis=0, return_inverse=True)[1].reshape(-1)
     train_vectors, *set_vectors = vectors
-    row_vectors = train_vectors.reshape(len(labels_n), -1)
+    row_vectors = train_vectors.reshape(len(values), -1)
     frozen = cast(Any, task.frozen)
-    counts: list[int | None] = [FEW_LABELS] if len(labels_n) > 2 * FEW_LABELS else []
+    counts: list[int | None] = [FEW_LABELS] if len(values) > 2 * FEW_LABELS else []
     folders = {}
     for count in [*counts, None]:
         folder = output / f"vectors-{'all' if count is None else count}" / name
         for draw, rows in enumerate(draws_of(labels_n, count), 1):
             is_balanced = options.class_weights == "balanced"
             groups = [dataset.groups[row] for row in rows] if dataset.groups else ()
-            fitted = frozen.fit(row_vectors[rows], labels_n[rows], task.labels, is_balanced, groups)
+            fitted = frozen.fit(row_vectors[rows], values[rows], task.labels, is_balanced, groups)
             logits = list(map(fitted.logits, set_vectors))
             with contextlib.redirect_stdout(io.StringIO()):  # the mistakes of each draw
                 score_draw(task, tokenizer, sets, logits, rows, folder / f"seed-{draw}")
-        folders[f"{len(rows)} labels"] = folder
+        folders[f"{kind_of(values).method} ({len(rows)} labels"] = folder
     return folders
 
 

@@ -30,7 +30,7 @@ from bert_recipe.utils.words import LONE_SURROGATE
 
 CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
 OWN = "<!-- as written by the program: "
-EMBEDDINGS = "embeddings"
+EMBEDDINGS, NUMBER = "embeddings", "a number"
 CLASSIFIER = "ForSequenceClassification"
 REMOTE_CODE = "auto_map"  # the key of a config whose classes transformers lacks
 
@@ -122,7 +122,7 @@ class ModelCard:
     command: how it was made.
     base: name of the model that it started from.
     scores: on the file `scored_file`.
-    is_fitted: whether its classifier was fitted to vectors: sentence-transformers' last module, or
+    is_fitted: whether a linear layer was fitted to vectors: sentence-transformers' last module, or
         of pairs a file that only this project reads.
     needs_code: whether transformers needs code from the hub to read it.
     text_pairs: whether it is for two texts.
@@ -159,7 +159,8 @@ class ModelCard:
     @property
     def classifier_task(self) -> tuple[str, str]:
         text = "pair of texts" if self.text_pairs else "text"
-        return TASKS[CLASSIFIER][0], f"{self.outputs} for each {text}"
+        how = ", by a linear layer on the vectors of an encoder as it is" if self.is_fitted else ""
+        return TASKS[CLASSIFIER][0], f"{self.outputs} for each {text}{how}"
 
     @property
     def finite_scores(self) -> dict[str, float]:
@@ -237,6 +238,8 @@ class ModelCard:
                 "",
                 'logits = SentenceTransformer("FOLDER").encode(["A text."])  # of the labels',
             ]
+            if self.outputs == NUMBER:
+                python[-1] = 'numbers = SentenceTransformer("FOLDER").encode(["A text."])'
             if self.text_pairs:
                 python[-1] = 'vectors = SentenceTransformer("FOLDER").encode(["A text."])'
         inputs = PAIR_INPUT if self.text_pairs else INPUTS[tag]
@@ -304,7 +307,7 @@ def card_of(
 def outputs_of(config: ModelConfig) -> str:
     """What a classifier with this config predicts."""
     if config.is_number:
-        return "a number"
+        return NUMBER
     return "several labels" if config.multi_label else "a class"
 
 

@@ -231,6 +231,8 @@ def chance_line(
 def frozen_line(name: str, value: float, baselines: Baselines) -> str | None:
     """A note if --frozen-encoder scores higher than a model by more than its standard error."""
     frozen = baselines.scores.get(FROZEN, {}).get(name, math.nan)
+    if math.isnan(value):  # the correlation of a constant
+        value = 0.0
     if not frozen - value > standard_error(name, value, baselines.num_scored):
         return None
     return (

@@ -263,6 +263,11 @@ class TextDataset(SequenceDataset):
             }
         super().__init__(tokenizer, rows, labels)
 
+    @property
+    def values(self) -> np.ndarray | None:
+        """The values that it was made with, numbers as float32."""
+        return self.labels.get("scores", self.labels.get("labels"))
+
     def say_what_is_cut(self, path: Path) -> None:
         """Says which share of the texts in the file `path` the model does not see."""
         if self.num_cut:

@@ -1,4 +1,4 @@
-"""The body of a run that does not train the encoder: a classifier is fitted to its vectors, which
+"""The body of a run that does not train the encoder: a linear layer is fitted to its vectors, which
 is saved, scored and predicts. Of few rows, its scores also stand beside those of a trained encoder.
 """
 
@@ -27,7 +27,7 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.registry import make_model
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.baselines import FROZEN, WARNING, Baselines
-from bert_recipe.tasks.classification.frozen import FrozenEncoder
+from bert_recipe.tasks.classification.frozen import FrozenEncoder, kind_of
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.training.evaluation import only_numbers, predict
@@ -89,7 +89,7 @@ def earlier_calibration(run: Run) -> bytes | None:
 
 
 def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
-    """The classifier for the training file."""
+    """The layer for the training file."""
     task = cast(ClassificationTask, run.task)
     dataset = cast(TextDataset, run.data.dataset)
     batch_size = run.settings.prediction.batch_size
@@ -99,7 +99,7 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
     frozen = fit_rows(task, dataset, vectors)
     seconds = {"vector_seconds": embedded - started, "fit_seconds": time.perf_counter() - embedded}
     text = (
-        f"logistic regression on the vectors of {len(dataset):,} texts: "
+        f"{kind_of(values_of(dataset)).method} on the vectors of {len(dataset):,} texts: "
         f"{seconds['vector_seconds']:.1f} s for the vectors, {seconds['fit_seconds']:.1f} s for "
         f"the fit; model in {run.folder.path / str(STEP)}"
     )
@@ -108,11 +108,15 @@ def fit(run: Run, parallel: Any, runtime: Runtime) -> FrozenEncoder:
 
 
 def fit_rows(task: ClassificationTask, dataset: TextDataset, vectors: np.ndarray) -> FrozenEncoder:
-    """The classifier for the rows of `dataset`, whose vectors are [sequences, E]."""
-    labels_n = dataset.labels["labels"][:: dataset.texts_per_row]
+    """The layer for the rows of `dataset`, whose vectors are [sequences, E]."""
     is_balanced = task.options.class_weights == "balanced"
     frozen = cast(FrozenEncoder, task.frozen)
-    return frozen.fit(vectors, labels_n, task.labels, is_balanced, dataset.groups)
+    return frozen.fit(vectors, values_of(dataset), task.labels, is_balanced, dataset.groups)
+
+
+def values_of(dataset: TextDataset) -> np.ndarray:
+    """What the rows are labelled with (see label_values)."""
+    return cast(np.ndarray, dataset.values)[:: dataset.texts_per_row]
 
 
 @dataclass(frozen=True)
@@ -146,11 +150,10 @@ def beside_frozen(run: Run, runtime: Runtime) -> Run:
     task = run.task
     if not isinstance(task, ClassificationTask) or task.frozen is not None or not run.saves:
         return run
-    has_classes = not task.spec.regression and not task.multi_label
     is_few = run.data.num_rows < MANY_ROWS and runtime.distributed.world_size == 1
     source, sets = run.start.weights, list(run.data.sets)
     places = [place for place, scored in enumerate(sets) if scored.baselines]
-    if not (has_classes and is_few and places) or source is None:
+    if task.spec.negatives or not (is_few and places) or source is None:
         return run
     first = sets[places[0]]  # the scores of further sets have other names
     baselines = FrozenBaselines(cast(Any, first.baselines), source, run, runtime)
@@ -168,8 +171,7 @@ def frozen_scores(run: Run, source: ModelFolder, runtime: Runtime) -> dict[str, 
     parallel.prepare_for_inference(runtime.precision.dtype)
 
     def embed(texts: TextDataset) -> tuple[TextDataset, np.ndarray]:
-        values = texts.labels.get("labels")
-        dataset = task.text_dataset(choice.tokenizer, *texts.columns, values)
+        dataset = task.text_dataset(choice.tokenizer, *texts.columns, texts.values)
         dataset.groups = texts.groups
         return dataset, predict(parallel, dataset, "sequence", size, runtime)[0]
 

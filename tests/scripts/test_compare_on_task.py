@@ -100,8 +100,20 @@ def test_each_draw_takes_another_row_of_a_rare_class():
     assert 50 < (labels[drawn] > 0).sum() <= 80
 
 
-def test_numbers_are_compared_after_fine_tuning_only(inputs, tmp_path):
-    words = [*models_and_table(inputs, tmp_path, 20), "--label-column", "label", "--regression"]
+@pytest.mark.parametrize(
+    ("flags", "method"),
+    [
+        (("--regression",), "ridge regression (13 labels"),
+        (("--task-name", "multi-label"), "logistic regression for each label (13 labels"),
+    ],
+    ids=["numbers", "labels"],
+)
+def test_numbers_and_several_labels_are_compared_by_vectors_too(inputs, tmp_path, flags, method):
+    words = [*models_and_table(inputs, tmp_path, 20), "--label-column", "label", *flags]
+    if "multi-label" in flags:
+        table = tmp_path / "train.csv"
+        text = table.read_text().replace(",1", ",any|good").replace(",0", ",any")
+        table.write_text(text)
     args, command = compare_on_task.parse_arguments([*map(str, words)])
-    (line,) = compare_on_task.compare_vectors(args, command)
-    assert "with one class per text only" in line
+    lines = compare_on_task.compare_vectors(args, command)
+    assert lines and all(line.startswith(f"vectors with {method}, 5 draws): ") for line in lines)

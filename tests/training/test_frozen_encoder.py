@@ -12,7 +12,7 @@ from conftest import TINY, VOCAB_FILE, read_json
 from encoder_cases import MODERNBERT
 from glue_runs import own_files, scores_in, sentences
 from safetensors.torch import load_file, save_file
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, KFold
 from small_runs import files_of
 from transformers import AutoModel, AutoTokenizer, pipeline
@@ -29,6 +29,7 @@ from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.training import frozen_encoder
 from bert_recipe.utils.errors import UserError
 
+STRENGTHS = [1, 3, 10, 30, 100]
 BERT = {**TINY, "num_hidden_layers": 2}
 
 
@@ -65,30 +66,32 @@ def texts_and_labels(count, seed):
     return [text for text, _ in rows], ["ny"[int(label)] for _, label in rows]
 
 
-def expected_probabilities(encoder):
-    """By transformers and scikit-learn, for the development file."""
+def vectors_of(encoder, texts):
+    """Normalized means of tokens of length 1, by transformers."""
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     model = AutoModel.from_pretrained(encoder).eval()
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"][:, :, None]
+    means = (states * mask).sum(1) / mask.sum(1)
+    return torch.nn.functional.layer_norm(means, means.shape[1:]).numpy() / means.shape[1] ** 0.5
 
-    def vectors(texts):
-        batch = tokenizer(texts, padding=True, truncation=True, max_length=16, return_tensors="pt")
-        with torch.no_grad():
-            states = model(**batch).last_hidden_state
-        mask = batch["attention_mask"][:, :, None]
-        means = (states * mask).sum(1) / mask.sum(1)
-        return torch.nn.functional.layer_norm(means, means.shape[1:]).numpy()
 
-    train, labels = texts_and_labels(48, 0)
-    states = vectors(train)
-    scale = states.shape[1] ** 0.5
-    rows = np.random.default_rng(0).permutation(48)
+def searched(estimator, scoring, vectors, values, **strengths):
+    """The best of scikit-learn's estimators in cross-validation, fitted to all rows."""
+    rows = np.random.default_rng(0).permutation(len(vectors))
     folds = [(rows[train], rows[held_out]) for train, held_out in KFold(5).split(rows)]
-    strengths = {"C": [1, 3, 10, 30, 100]}
-    estimator = LogisticRegression(max_iter=1000)
-    search = GridSearchCV(estimator, strengths, scoring="neg_log_loss", cv=folds)
-    classifier = search.fit(states / scale, labels)
+    return GridSearchCV(estimator, strengths, scoring=scoring, cv=folds).fit(vectors, values)
+
+
+def expected_probabilities(encoder):
+    """By transformers and scikit-learn, for the development file."""
+    train, labels = texts_and_labels(48, 0)
     dev, _ = texts_and_labels(21, 1)
-    return classifier.predict_proba(vectors(dev) / scale)
+    estimator = LogisticRegression(max_iter=1000)
+    search = searched(estimator, "neg_log_loss", vectors_of(encoder, train), labels, C=STRENGTHS)
+    return search.predict_proba(vectors_of(encoder, dev))
 
 
 def predicted(path):
@@ -255,12 +258,9 @@ def test_pairs_are_compared_by_their_vectors_as_by_transformers_and_scikit_learn
     assert run_glue.main([*map(str, command)]) == 0
 
     labels = [row["label"] for row in train]
-    rows = np.random.default_rng(0).permutation(40)
-    folds = [(rows[train], rows[held_out]) for train, held_out in KFold(5).split(rows)]
-    strengths = {"C": [1, 3, 10, 30, 100]}
     estimator = LogisticRegression(max_iter=1000)
-    search = GridSearchCV(estimator, strengths, scoring="neg_log_loss", cv=folds)
-    classifier = search.fit(compared_by_transformers(encoder, train), labels)
+    compared = compared_by_transformers(encoder, train)
+    classifier = searched(estimator, "neg_log_loss", compared, labels, C=STRENGTHS)
     expected = classifier.predict_proba(compared_by_transformers(encoder, dev))
     folder = tmp_path / "a" / "encoder" / "classification"
     np.testing.assert_allclose(predicted(folder / "eval_predictions.csv"), expected, atol=2e-4)
@@ -309,58 +309,6 @@ def test_all_seeds_of_a_trained_encoder_stand_beside_one_fit_of_its_vectors(
         assert read_json(path)["baselines"]["--frozen-encoder"]["accuracy"] == expected
 
 
-def test_a_class_that_is_not_in_the_training_rows_is_not_predicted():
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(30, 8)) + np.arange(30)[:, None] % 2 * np.eye(8)[0] * 5
-    labels = np.where(np.arange(30) % 2, 3, 1)
-    fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b", "c", "d"))
-    logits = fitted.logits(vectors)
-    assert set(logits.argmax(axis=1)) <= {1, 3} and (logits.argmax(axis=1) == labels).mean() > 0.9
-
-
-def test_the_regularization_follows_the_rows():
-    """Vectors that tell the classes apart have large weights, and noise has small ones."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(120) % 2
-    classes = np.where(labels, 1, -1)[:, None] * np.eye(16)[0]
-    lengths = []
-    for vectors in (0.3 * rng.normal(size=(120, 16)) + classes, rng.normal(size=(120, 16))):
-        fitted = FrozenEncoder(None).fit(vectors, labels, ("a", "b"))
-        lengths.append(np.linalg.norm(fitted.weight_CF))
-    assert lengths[0] > 5 * lengths[1]
-
-
-def test_copies_of_rows_are_no_reason_for_large_weights():
-    """Held-out copies of training rows would be right with the largest ones."""
-    noise, labels = np.random.default_rng(0).normal(size=(60, 64)), np.arange(60) % 2
-    lengths = []
-    for copies in (1, 3):
-        rows = np.tile(np.arange(60), copies)
-        fitted = FrozenEncoder(None).fit(noise[rows], labels[rows], ("a", "b"))
-        lengths.append(np.linalg.norm(fitted.weight_CF))
-    assert lengths[1] < 6 * lengths[0]
-    same = FrozenEncoder(None).fit(np.tile(noise[0], (4, 1)), labels[:4], ("a", "b"))
-    assert np.isfinite(same.weight_CF).all()
-
-
-def test_groups_that_are_held_out_together_choose_the_regularization():
-    """Each group has its own vector and one label: other groups tell nothing about that."""
-    rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(20), 5)
-    vectors = rng.normal(size=(20, 64))[groups] + 0.3 * rng.normal(size=(100, 64))
-    lengths = []
-    for names in ((), tuple(map(str, groups))):
-        fitted = FrozenEncoder(None).fit(vectors, groups % 2, ("a", "b"), groups=names)
-        lengths.append(np.linalg.norm(fitted.weight_CF))
-    assert lengths[0] > 3 * lengths[1]
-
-
-def test_groups_of_other_rows_are_refused():
-    vectors = np.random.default_rng(0).normal(size=(8, 4))
-    with pytest.raises(ValueError, match="9 groups of 8 rows"):
-        FrozenEncoder(None).fit(vectors, np.arange(8) % 2, ("a", "b"), groups=tuple("aabbccdde"))
-
-
 def test_a_signal_in_a_fit_names_no_flag_that_a_fit_refuses(
     glue_files, tmp_path, monkeypatch, capsys
 ):
@@ -393,3 +341,124 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(tmp_path, capsys, w
     command += ["--train-file", table, "--text-column", "text", "--label-column", "label"]
     assert run_glue.main([*map(str, command), "--num-seeds", "2", "--device", "cpu", *way]) == 0
     assert capsys.readouterr().out.count("of the training file are [UNK]") == 1
+
+
+NUMBERS = ("--regression", "--label-column", "number")
+LABELS = ("--task-name", "multi-label", "--label-column", "good", "short", "never", "always")
+TEXTS = ("--text-column", "text")
+
+
+def write_table(path, num_rows, seed, num_texts=1):
+    """Rows with a number around 2,000, and four labels, of which no text has one, and all texts
+    have another.
+    """
+    texts = sentences(num_rows, seed)
+    others = [text for text, _ in sentences(num_rows, seed + 10)]
+    rows = []
+    for (text, good), other in zip(texts, others, strict=True):
+        row = {"text": text, "number": 2000 + 10 * len(text.split()) - 35 * int(good)}
+        row |= {"good": good, "short": int(len(text) < 30), "never": 0, "always": 1}
+        if num_texts == 2:
+            row["pair"] = text if row["short"] else other
+            row["number"] = 2000 + 5 * row["short"]
+        rows.append(row)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def expected_outputs(flags, vectors, rows, scored):
+    """Numbers, or the probability of each label, by scikit-learn."""
+    if flags == NUMBERS:
+        values = [row["number"] for row in rows]
+        alphas = [10, 3, 1, 0.3, 0.1, 0.03]
+        search = searched(Ridge(), "neg_mean_squared_error", vectors, values, alpha=alphas)
+        return search.predict(scored)[:, None]
+    losses, fits = [], []
+    for strength in STRENGTHS:
+        estimator, loss, columns = LogisticRegression(C=strength, max_iter=1000), 0, []
+        for label in ("good", "short"):
+            values = [int(row[label]) for row in rows]
+            search = searched(estimator, "neg_log_loss", vectors, values)
+            loss -= search.best_score_
+            columns.append(search.predict_proba(scored)[:, 1])
+        losses.append(loss)
+        constant = 0.5 / (len(rows) + 1)
+        columns += [np.full(len(scored), share) for share in (constant, 1 - constant)]
+        fits.append(np.stack(columns, axis=1))
+    return fits[int(np.argmin(losses))]
+
+
+def outputs_in(path, flags, column="score"):
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    names = [column] if flags == NUMBERS else [f"probability {label}" for label in LABELS[3:]]
+    return np.array([[float(row[name]) for name in names] for row in rows])
+
+
+@pytest.mark.parametrize("flags", [NUMBERS, LABELS], ids=["numbers", "labels"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_numbers_and_labels_are_those_of_scikit_learn_for_every_reader(kind, flags, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = make_encoder(tmp_path / "encoder", kind)
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    rows, scored = write_table(train, 60, 0), write_table(dev, 20, 1)
+    command = ["--init-checkpoint", encoder, "--output-dir", tmp_path / "a", "--device", "cpu"]
+    command += ["--max-seq-length", 16, "--train-file", train, "--eval-file", dev, *TEXTS, *flags]
+    command += ["--do-train", "--do-eval", "--do-predict", "--predict-file", dev]
+    assert run_glue.main([*map(str, command), "--frozen-encoder"]) == 0
+
+    texts = [row["text"] for row in scored]
+    vectors = vectors_of(encoder, [row["text"] for row in rows])
+    expected = expected_outputs(flags, vectors, rows, vectors_of(encoder, texts))
+    close = {"rtol": 1e-5, "atol": 5e-4}
+    (scores,) = (tmp_path / "a").rglob("scores.json")
+    folder = scores.parent
+    written = outputs_in(folder / "eval_predictions.csv", flags, "prediction")
+    np.testing.assert_allclose(written, expected, **close)
+    np.testing.assert_allclose(outputs_in(folder / "predictions.csv", flags), expected, **close)
+    words = ["--init-checkpoint", folder, "--device", "cpu", *TEXTS]
+    assert (
+        inference.main([*map(str, [*words, "--input", dev, "--output", tmp_path / "o.csv"])]) == 0
+    )
+    np.testing.assert_allclose(outputs_in(tmp_path / "o.csv", flags), expected, **close)
+
+    model = sentence_transformers.SentenceTransformer(str(folder / "1"), device="cpu")
+    outputs = torch.from_numpy(model.encode(texts))
+    outputs = outputs if flags == NUMBERS else outputs.sigmoid()
+    config, card = read_json(folder / "1" / "config.json"), (folder / "1" / "README.md").read_text()
+    names = ["score"] if flags == NUMBERS else list(LABELS[3:])
+    order = [config["label2id"][name] for name in names]
+    np.testing.assert_allclose(outputs.numpy()[:, order], expected, **close)
+    assert len(config["id2label"]) == len(names) and "by a linear layer on" in card
+    problem = "regression" if flags == NUMBERS else "multi_label_classification"
+    assert config["problem_type"] == problem
+    if kind == "modernbert":
+        options = {"model": str(folder / "1"), "top_k": None, "device": "cpu"}
+        classify = pipeline("text-classification", **options)
+        shares = [{entry["label"]: entry["score"] for entry in row} for row in classify(texts)]
+        values = [[row[name] for name in names] for row in shares]
+        np.testing.assert_allclose(values, expected, **close)
+
+
+@pytest.mark.parametrize("flags", [NUMBERS, LABELS], ids=["numbers", "labels"])
+def test_their_score_stands_beside_that_of_a_trained_encoder(flags, tmp_path, capsys):
+    """Of pairs; the run that trains is too short to learn."""
+    encoder = make_encoder(tmp_path / "encoder", "modernbert")
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    write_table(train, 60, 0, num_texts=2)
+    write_table(dev, 40, 1, num_texts=2)
+    command = ["--init-checkpoint", encoder, "--device", "cpu", "--max-seq-length", 16, *TEXTS]
+    command += ["--train-file", train, "--eval-file", dev, "--pair-column", "pair", *flags]
+    stored = []
+    for name, way in (("a", ["--frozen-encoder"]), ("b", ["--max-steps", 1])):
+        words = [*command, *way, "--output-dir", tmp_path / name, "--do-train", "--do-eval"]
+        assert run_glue.main([*map(str, words)]) == 0
+        (path,) = (tmp_path / name).rglob("scores.json")
+        stored.append(read_json(path))
+    metric = "pearson" if flags == NUMBERS else "f1_micro"
+    beside = stored[1]["baselines"]["--frozen-encoder"][metric]
+    assert beside == pytest.approx(stored[0][metric], abs=1e-4) and beside > 0.9
+    assert f"note: --frozen-encoder has {metric}" in capsys.readouterr().out

@@ -1,17 +1,18 @@
-"""A classifier on the vectors of an encoder that is not trained: logistic regression of
-scikit-learn.
+"""A linear layer on the vectors of an encoder that is not trained, which scikit-learn fits:
+logistic regression for classes, and for each of several labels, or ridge regression for numbers.
 
 The two texts of a pair have a vector each, and are compared: reading them together has to be learnt
 from thousands of pairs, and the vectors of a model that embeds texts show at once how similar two
 texts are.
 
-Legend: n rows, E hidden size, F features (E, of pairs 2 E + 1), C classes.
+Legend: n rows, E hidden size, F features (E, of pairs 2 E + 1), C outputs: classes, labels, or a
+number.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,22 +26,19 @@ from bert_recipe.checkpoint.sentence_folders import (
     read_classifier,
     read_pair_classifier,
 )
+from bert_recipe.tasks.classification.labels import first_log_odds
 from bert_recipe.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from sklearn.linear_model import LogisticRegression
-
 EPSILON = 1e-5  # of LayerNorm, in sentence-transformers and ModernBERT
-ABSENT = -30.0  # the logit of a class without a text to learn from
-STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)  # C of scikit-learn, of which one is chosen
-FOLDS, MAX_ROWS = 5, 2000  # of the choice
-LEAST_SHARE = 1e-6  # of a class that is not in the rows of a fold
+ABSENT = -30.0  # logit of a class without a text to learn from
+FOLDS, MAX_ROWS, MAX_LABELS = 5, 2000, 10  # of the choice of a regularization
+LEAST_SHARE = 1e-6  # of a class or label that is not in the rows of a fold
 COPY = 0.999  # cosine of two texts that are the same to the model
 
 
 @dataclass(frozen=True)
 class FrozenEncoder:
-    """How texts become vectors, and vectors logits; the weights [C, F] and biases [C] are None
+    """How texts become vectors, and vectors outputs; the weights [C, F] and biases [C] are None
     until they are fitted.
 
     compares: whether rows are pairs, whose texts have a vector each.
@@ -53,7 +51,7 @@ class FrozenEncoder:
 
     @classmethod
     def of_encoder(cls, folder: Path | None, compares: bool) -> "FrozenEncoder":
-        """To be fitted to the vectors of the encoder in `folder`; a classifier there is replaced.
+        """To be fitted to the vectors of the encoder in `folder`; a layer there is replaced.
         Raises UserError if the folder's way to embed texts is not supported.
         """
         settings = EmbeddingSettings()
@@ -63,8 +61,8 @@ class FrozenEncoder:
 
     @classmethod
     def read(cls, folder: Path) -> "FrozenEncoder | None":
-        """The classifier in a model folder that `files` has written; None if there is none, or the
-        model's own head is it.
+        """What a model folder has that `files` has written; None if there is none, or the model's
+        own head is the layer.
         """
         if (ModelFolder(folder).architecture or "").endswith(CLASSIFIER):
             return None
@@ -91,51 +89,49 @@ class FrozenEncoder:
     def fit(
         self,
         vectors: np.ndarray,
-        labels_n: np.ndarray,
+        values: np.ndarray,
         labels: tuple[str, ...],
         balanced: bool = False,
         groups: Sequence[str] = (),
     ) -> "FrozenEncoder":
-        """Logistic regression on `normalized` vectors of length 1, or on `compared` ones, whose
-        regularization is the best of STRENGTHS in cross-validation.
+        """A linear layer on `normalized` vectors of length 1, or on `compared` ones, whose
+        regularization is the best in cross-validation.
 
         vectors: [n, E], of pairs [2 n, E] or [n, 2 E].
-        labels_n: the ids of the classes, whose names are `labels`.
-        balanced: weight classes by the inverse of their frequency.
+        values: ids [n], multi-hot labels [n, C], or numbers [n] (see label_values).
+        labels: the names of the outputs.
+        balanced: weight classes, or absent and present labels, by the inverse of their frequency.
         groups: of the rows, if rows of one group are held out together.
         """
-        from sklearn.utils.class_weight import compute_sample_weight
-
-        if groups and len(groups) != len(labels_n):
-            raise ValueError(f"{len(groups)} groups of {len(labels_n)} rows")
-        present = np.unique(labels_n)
-        if len(present) < 2:
+        if groups and len(groups) != len(values):
+            raise ValueError(f"{len(groups)} groups of {len(values)} rows")
+        kind = kind_of(values)
+        if kind is CLASSES and not np.ptp(values):
             raise UserError(
-                f"all texts to learn from are of class {labels[present[0]]!r}: there must be at "
+                f"all texts to learn from are of class {labels[values[0]]!r}: there must be at "
                 f"least two"
             )
-        features_nF = self.features(vectors.reshape(len(labels_n), -1))
-        # The length of a normalized vector.
-        scale = 1.0 if self.compares else features_nF.shape[1] ** 0.5
-        weights_n = compute_sample_weight("balanced" if balanced else None, labels_n)
-        classifier = fitted(features_nF / scale, labels_n, weights_n, groups)
-        coefficients, intercepts = classifier.coef_ / scale, classifier.intercept_
-        if len(present) == 2:  # one logit, of the second class
-            coefficients = np.concatenate([-coefficients, coefficients]) / 2
-            intercepts = np.concatenate([-intercepts, intercepts]) / 2
-        weight_CF = np.zeros((len(labels), features_nF.shape[1]), np.float32)
-        bias_C = np.full(len(labels), ABSENT, np.float32)
-        weight_CF[present], bias_C[present] = coefficients, intercepts
-        return replace(self, weight_CF=weight_CF, bias_C=bias_C)
+        features_nF = self.features(vectors.reshape(len(values), -1))
+        scale_F = np.full(features_nF.shape[1], features_nF.shape[1] ** -0.5)  # to length 1
+        if self.compares:
+            scale_F[:] = 1.0
+            scale_F[0] = kind.cosine_scale
+        targets_nC = values.reshape(len(values), -1)
+        if kind is CLASSES:
+            targets_nC = np.eye(len(labels))[values]
+        rows = Rows(features_nF * scale_F, targets_nC, row_weights(values, balanced))
+        layer = kind.fit(rows, best_strength(kind, rows, groups))
+        weight_CF = (layer.weight_CF * scale_F).astype(np.float32)
+        return replace(self, weight_CF=weight_CF, bias_C=layer.bias_C.astype(np.float32))
 
     def features(self, vectors: np.ndarray) -> np.ndarray:
         """The features [n, F] of vectors [n, E], of pairs [n, 2 E]."""
         return compared(*np.hsplit(vectors, 2)) if self.compares else normalized(vectors)
 
     def logits(self, vectors: np.ndarray) -> np.ndarray:
-        """The logits [n, C] of the encoder's vectors [n, E], of pairs [2 n, E] or [n, 2 E]."""
+        """The outputs [n, C] for the encoder's vectors [n, E], of pairs [2 n, E] or [n, 2 E]."""
         if self.weight_CF is None or self.bias_C is None:
-            raise ValueError("the classifier is not fitted")
+            raise ValueError("the layer is not fitted")
         if self.compares:
             vectors = vectors.reshape(-1, self.weight_CF.shape[1] - 1)
         return self.features(vectors) @ self.weight_CF.T + self.bias_C
@@ -145,40 +141,162 @@ class FrozenEncoder:
         of the texts, by name.
         """
         if self.weight_CF is None or self.bias_C is None:
-            raise ValueError("the classifier is not fitted")
+            raise ValueError("the layer is not fitted")
         write = pair_classifier_files if self.compares else classifier_files
         return write(self.settings, self.weight_CF, self.bias_C, max_seq_length)
 
 
-def fitted(
-    features_nF: np.ndarray,
-    labels_n: np.ndarray,
-    weights_n: np.ndarray,
-    groups: Sequence[str] = (),
-) -> "LogisticRegression":
-    """Logistic regression with the strength whose loss on held-out rows is the least: with that of
-    scikit-learn, 1, a classifier of few vectors of length 1 is far too unsure. groups: see
-    FrozenEncoder.fit.
+class Rows(NamedTuple):
+    """Rows to learn from, in float64: in float32, numbers far from 0 would lose their differences.
+
+    targets_nC: one-hot classes, multi-hot labels, or numbers [n, 1].
+    weights: of the rows [n, 1], or of the labels of each row [n, C].
     """
+
+    features_nF: np.ndarray
+    targets_nC: np.ndarray
+    weights: np.ndarray
+
+    def part(self, indices: np.ndarray) -> "Rows":
+        return Rows(*(array[indices] for array in self))
+
+
+class LinearLayer(NamedTuple):
+    weight_CF: np.ndarray
+    bias_C: np.ndarray
+
+    def outputs(self, features_nF: np.ndarray) -> np.ndarray:
+        return features_nF @ self.weight_CF.T + self.bias_C
+
+
+def logistic_layer(rows: Rows, strength: float) -> LinearLayer:
+    """The logits of classes. strength: C of scikit-learn."""
     from sklearn.linear_model import LogisticRegression
 
-    rows = np.random.default_rng(0).permutation(len(labels_n))[:MAX_ROWS]
+    labels_n = rows.targets_nC.argmax(axis=1)
+    present = np.unique(labels_n)
+    num_outputs, num_features = rows.targets_nC.shape[1], rows.features_nF.shape[1]
+    layer = LinearLayer(np.zeros((num_outputs, num_features)), np.full(num_outputs, ABSENT))
+    layer.bias_C[present] = 0.0
+    if len(present) < 2:
+        return layer
+    model = LogisticRegression(C=strength, max_iter=1000)
+    model.fit(rows.features_nF, labels_n, rows.weights[:, 0])
+    weights, biases = model.coef_, model.intercept_
+    if len(present) == 2:  # one logit, of the second class
+        weights = np.concatenate([-weights, weights]) / 2
+        biases = np.concatenate([-biases, biases]) / 2
+    layer.weight_CF[present], layer.bias_C[present] = weights, biases
+    return layer
+
+
+def logistic_layers(rows: Rows, strength: float) -> LinearLayer:
+    """The logits of several labels, each of which is a question of two classes. A label that all
+    rows have, or none, has the log-odds of that.
+    """
+    bias_C = first_log_odds(rows.targets_nC, ())
+    weight_CF = np.zeros((len(bias_C), rows.features_nF.shape[1]))
+    for label in np.flatnonzero(np.ptp(rows.targets_nC, axis=0)):
+        present_n = rows.targets_nC[:, label]
+        classes = np.stack([1 - present_n, present_n], axis=1)
+        question = Rows(rows.features_nF, classes, rows.weights[:, [label]])
+        both = logistic_layer(question, strength)
+        weight_CF[label] = both.weight_CF[1] - both.weight_CF[0]
+        bias_C[label] = both.bias_C[1] - both.bias_C[0]
+    return LinearLayer(weight_CF, bias_C)
+
+
+def ridge_layer(rows: Rows, strength: float) -> LinearLayer:
+    """A number. strength: alpha of scikit-learn."""
+    from sklearn.linear_model import Ridge
+
+    model = Ridge(alpha=strength).fit(rows.features_nF, rows.targets_nC)
+    return LinearLayer(model.coef_.reshape(1, -1), model.intercept_)
+
+
+def log_losses(shares: np.ndarray) -> np.ndarray:
+    """Of the probabilities that outputs give to what is right."""
+    return -np.log(np.maximum(shares, LEAST_SHARE))
+
+
+def class_losses(logits_nC: np.ndarray, targets_nC: np.ndarray) -> np.ndarray:
+    from scipy.special import softmax
+
+    return log_losses((softmax(logits_nC, axis=1) * targets_nC).sum(axis=1, keepdims=True))
+
+
+def label_losses(logits_nC: np.ndarray, targets_nC: np.ndarray) -> np.ndarray:
+    from scipy.special import expit
+
+    return log_losses(expit(np.where(targets_nC > 0, logits_nC, -logits_nC)))
+
+
+def squared_errors(numbers_n1: np.ndarray, targets_n1: np.ndarray) -> np.ndarray:
+    return np.square(numbers_n1 - targets_n1)
+
+
+class Kind(NamedTuple):
+    """How a layer for one kind of labels is fitted.
+
+    method: its name.
+    strengths: of the regularization, of which one is chosen, the strongest first.
+    cosine_scale: of the cosine of pairs among the features.
+    fit: to rows, with a strength.
+    losses: of outputs for targets, [n, 1] or [n, C].
+    """
+
+    method: str
+    strengths: tuple[float, ...]
+    cosine_scale: float
+    fit: Callable[[Rows, float], LinearLayer]
+    losses: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+LOGISTIC = (1.0, 3.0, 10.0, 30.0, 100.0)  # C of scikit-learn
+RIDGE = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # alpha of scikit-learn
+CLASSES = Kind("logistic regression", LOGISTIC, 1.0, logistic_layer, class_losses)
+LABELS = Kind("logistic regression for each label", LOGISTIC, 1.0, logistic_layers, label_losses)
+NUMBERS = Kind("ridge regression", RIDGE, 3.0, ridge_layer, squared_errors)
+
+
+def kind_of(values: np.ndarray) -> Kind:
+    """values: see label_values."""
+    if values.dtype.kind == "f":
+        return NUMBERS
+    return CLASSES if values.ndim == 1 else LABELS
+
+
+def row_weights(values: np.ndarray, balanced: bool) -> np.ndarray:
+    """See Rows."""
+    from sklearn.utils.class_weight import compute_sample_weight
+
+    columns = values.reshape(len(values), -1).T
+    weight = "balanced" if balanced else None
+    return np.stack([compute_sample_weight(weight, column) for column in columns], axis=1)
+
+
+def best_strength(kind: Kind, rows: Rows, groups: Sequence[str]) -> float:
+    """The strength whose loss on held-out rows is the least: with the one of scikit-learn, 1, a
+    classifier of few vectors of length 1 is far too unsure. Several labels share it. groups: see
+    FrozenEncoder.fit.
+    """
+    if kind is LABELS:  # the most frequent ones tell it
+        chosen = np.argsort(-rows.targets_nC.sum(axis=0), kind="stable")[:MAX_LABELS]
+        targets, weights = rows.targets_nC[:, chosen], rows.weights[:, chosen]
+        rows = rows._replace(targets_nC=targets, weights=weights)
+    indices = np.random.default_rng(0).permutation(len(rows.features_nF))[:MAX_ROWS]
     # With copies of held-out rows in training, the weakest regularization would seem the best.
-    units_nF = of_length_1(features_nF[rows])
+    units_nF = of_length_1(rows.features_nF[indices])
     is_copy_nn = units_nF @ units_nF.T >= COPY
-    rows = rows[np.unique(is_copy_nn.argmax(axis=1))]
-    losses = dict.fromkeys(STRENGTHS, 0.0)
-    for train, held_out in folds_of(rows, groups):
-        if len(np.unique(labels_n[train])) < 2:
-            continue
-        for strength in STRENGTHS:
-            model = LogisticRegression(C=strength, max_iter=1000)
-            model.fit(features_nF[train], labels_n[train], weights_n[train])
-            is_right_nC = model.classes_ == labels_n[held_out, None]
-            shares_n = (model.predict_proba(features_nF[held_out]) * is_right_nC).sum(axis=1)
-            losses[strength] -= weights_n[held_out] @ np.log(np.maximum(shares_n, LEAST_SHARE))
-    best = min(STRENGTHS, key=losses.__getitem__)
-    return LogisticRegression(C=best, max_iter=1000).fit(features_nF, labels_n, weights_n)
+    indices = indices[np.unique(is_copy_nn.argmax(axis=1))]
+    losses = dict.fromkeys(kind.strengths, 0.0)
+    for train, held_out in folds_of(indices, groups):
+        training, scored = rows.part(train), rows.part(held_out)
+        for strength in kind.strengths:
+            outputs = kind.fit(training, strength).outputs(scored.features_nF)
+            losses_nC = scored.weights * kind.losses(outputs, scored.targets_nC)
+            losses[strength] += float(losses_nC.sum())
+    return min(kind.strengths, key=losses.__getitem__)
 
 
 def folds_of(rows: np.ndarray, groups: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -86,10 +86,10 @@ class TaskChoice:
         "--frozen-encoder",
         bool,
         False,
-        "for few labels: train no encoder, and fit scikit-learn's logistic regression to its "
-        "vectors, in seconds; for classes of texts, or of pairs, whose two vectors are compared",
+        "for few labels: train no encoder, and fit scikit-learn's logistic regression, or ridge "
+        "regression for numbers, to its vectors, in seconds; the two vectors of pairs are compared",
         ("--do-train",),
-        (*UNWEIGHTED, "--task-name multi-label", "--from-checkpoint", "--benchmark"),
+        ("--negative-columns", "--from-checkpoint", "--benchmark"),
     )
 
 
