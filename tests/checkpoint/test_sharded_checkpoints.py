@@ -267,15 +267,11 @@ def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run
     assert temporary.name.startswith("2.tmp-")
     (temporary / "model.safetensors").write_bytes(b"of another attempt")
 
-    pretrain_ranks(
-        tmp_path / "logs", Command(2, inputs.command(output, *flags, dropout=False))
-    ).check()
-    assert checkpoint_steps(steps_folder(output)) == [1, 2, 3] and not temporary_folders(output)
     straight = tmp_path / "straight"
     flags = ("--max-steps", 3, "--num-steps-per-checkpoint", 1, *SHARDED)
-    pretrain_ranks(
-        tmp_path / "logs", Command(2, inputs.command(straight, *flags, dropout=False))
-    ).check()
+    whole = Command(2, inputs.command(straight, *flags, dropout=False))
+    pretrain_ranks(tmp_path / "logs", Command(2, command.argv), whole).check()
+    assert checkpoint_steps(steps_folder(output)) == [1, 2, 3] and not temporary_folders(output)
     for name in TENSOR_FILES:
         resumed, expected = (steps_folder(folder) / "3" / name for folder in (output, straight))
         assert tensor_bytes(resumed) == tensor_bytes(expected), name

@@ -1,5 +1,6 @@
 """Features of the launch scripts in turn: phases, documents and the commands of other recipes."""
 
+import itertools
 import json
 import re
 import shutil
@@ -120,8 +121,10 @@ BATCHES = {  # with the GPUs that are omitted: processes, then the global batche
 }
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 4])
-@pytest.mark.parametrize("command", BATCHES)
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [*itertools.product(BATCHES, (0, 4)), ("run_pretraining.sh", 1), ("run_glue.sh init", 1)],
+)
 def test_omitted_gpus_are_those_that_are_there_with_the_same_global_batch(checkout, command, gpus):
     result = start(checkout, command, FAKE_GPUS=str(gpus))
     runs = [Run(call, checkout.folder) for call in checkout.calls() if "prepare.py" not in call[0]]
