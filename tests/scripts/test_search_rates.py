@@ -1,6 +1,7 @@
 """A search over learning rates and epochs: its table is that of the runs' own scores."""
 
 import re
+import shutil
 import statistics
 
 import glue_runs
@@ -54,8 +55,13 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
     assert all(f"rate-{rate}-epochs-{epochs}" in page for rate, epochs in scores)
 
 
-def test_without_rates_the_one_of_the_rule_is_in_the_middle(command, tmp_path):
-    words = ["--num-seeds", "1", "--output-dir", str(tmp_path), *command]
+def test_without_rates_the_one_of_the_rule_is_in_the_middle(command, glue_files, tmp_path):
+    """On a few rows, as the rule has many epochs."""
+    shutil.copytree(glue_files / "SST-2", tmp_path / "SST-2")
+    rows = (tmp_path / "SST-2" / "train.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "SST-2" / "train.tsv").write_text("".join(rows[:9]))
+    few = ["--data-dir", str(tmp_path / "SST-2")]
+    words = ["--num-seeds", "1", "--output-dir", str(tmp_path), *command, *few]
     assert search_rates.main(words) == 0
     written = (tmp_path / "search.md").read_text()
     rates = [float(rate) for rate in re.findall(r"^\| (\d[\d.e-]*) ", written, re.M)]
