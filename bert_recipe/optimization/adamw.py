@@ -1,5 +1,6 @@
 """PyTorch's AdamW."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,11 @@ class AdamW(torch.optim.AdamW):
     decays, so the moments of the other rows are all that is read and written; the values are the
     same to the bit. With `amsgrad` or `maximize`, torch refuses such a gradient.
     """
+
+    # Without torch's wrappers, which import torch.compile (see FusedAdam); that of `step` also sets
+    # whether gradients are recorded.
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -45,7 +51,8 @@ class AdamW(torch.optim.AdamW):
                     tables[p] = self._update_rows(p, p.grad, group)
                 elif p.grad is not None:
                     self.rows.pop(p, None)
-        super().step()
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            inspect.unwrap(torch.optim.AdamW.step)(self)
         for p, has_moments_V in tables.items():
             second = self.state[p]["exp_avg_sq"]
             self.rows[p] = (has_moments_V, second, second._version)

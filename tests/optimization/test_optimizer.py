@@ -1,6 +1,7 @@
 """LAMB against its algorithm in float64, and the step of every optimizer."""
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from bert_recipe.optimization.lamb import Lamb
 from bert_recipe.optimization.muon import POLAR_EXPRESS, orthogonalize
 from bert_recipe.optimization.norms import total_norm
 from bert_recipe.optimization.protocol import apply_step, parameter_groups, undecayed_parameters
-from bert_recipe.optimization.registry import make_optimizer
+from bert_recipe.optimization.registry import SPECS, make_optimizer
 
 UNDECAYED = {"dense.bias", "LayerNorm.weight", "LayerNorm.bias"}
 
@@ -426,3 +427,24 @@ def test_options_that_rows_lack_refuse_sparse_gradients(options):
     nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum().backward()
     with pytest.raises(RuntimeError, match="sparse gradients"):
         AdamW([table], **options, fused=bool(options)).step()
+
+
+def test_no_optimizer_imports_torchs_compiler(monkeypatch):
+    """Which takes a second: torch's own optimizers do, to keep it out of their methods."""
+
+    def compiler(*_args, **_kwargs):
+        raise AssertionError("torch._dynamo is imported here")
+
+    for name in ("add_param_group", "zero_grad"):
+        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+        monkeypatch.setattr(method, "__dynamo_disable", compiler, raising=False)
+    with pytest.raises(AssertionError, match="imported here"):
+        torch.optim.SGD(MODEL.parameters(), 0.1)
+    monkeypatch.setattr(torch._dynamo, "graph_break", compiler)
+    for name in SPECS:
+        model = copy.deepcopy(MODEL)
+        optimizer = make_optimizer(OptimizerConfig(name), model, 0.1)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
