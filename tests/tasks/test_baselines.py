@@ -20,7 +20,7 @@ import run_embeddings
 import run_glue
 import run_ner
 from bert_recipe.tasks import baselines
-from bert_recipe.tasks.baselines import Baselines, chance_line
+from bert_recipe.tasks.baselines import FROZEN, Baselines, chance_line, frozen_line
 
 COMMON = ["the", "ship", "river", "stone", "house", "cloud"]
 CHINESE = "山水人大小上下左右天地日月火木金土"
@@ -285,6 +285,22 @@ def test_a_score_that_is_not_above_chance_is_named(name, value, chance, says):
     line = chance_line(name, value, beside, "more --epochs")
     assert (line is None) == (says is None)
     assert says is None or says in line
+
+
+@pytest.mark.parametrize(
+    ("value", "frozen", "is_said"),
+    [
+        (0.7, 0.75, True),
+        (0.7, 0.72, False),
+        (0.7, math.nan, False),
+        (math.nan, 0.1, True),  # all rows have the same prediction
+        (math.nan, 0.04, False),
+        (math.nan, math.nan, False),
+    ],
+)
+def test_a_frozen_encoder_is_named_if_it_is_ahead_by_more_than_the_error(value, frozen, is_said):
+    beside = Baselines({FROZEN: {"pearson": frozen}}, None, 500)
+    assert (frozen_line("pearson", value, beside) is not None) == is_said
 
 
 @pytest.mark.parametrize(
