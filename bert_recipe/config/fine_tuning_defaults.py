@@ -9,7 +9,8 @@ BY_RULE = "by the model and the rows"  # what --help shows as the default
 WARMUP_PROPORTION = 0.1
 REFERENCE_WIDTH, REFERENCE_RATE = 1024, 2.4e-5  # NVIDIA's rate for BERT-large on GLUE
 WIDTH_POWER = 1.75
-LAMB_RATE = 2e-3
+LAMB_RATE, RANDOM_LAMB_RATE = 1e-3, 4e-3
+MUON_FACTOR = 2.0
 RANDOM_WEIGHTS_FACTOR = 2.0
 WORDS_FACTOR, EMBEDDINGS_FACTOR = 2.0, 0.2
 FEW_ROWS_BATCH, LARGEST_BATCH = 16, 32
@@ -41,13 +42,15 @@ def fine_tuning_defaults(
 ) -> FineTuningDefaults:
     """The values for a run.
 
-    Rate: 2.4e-5 * (1024 / width)^1.75 for AdamW, Muon and NorMuon, whose updates have one size, and
-    2e-3 for LAMB, whose updates are relative to the weights. Twice that from random weights, and
-    for tags of words, most of which are O. The best rate falls as 1 / width (Yang et al., 2022,
-    "Tensor Programs V"); wider encoders are also deeper, and published rates fall faster: up to
-    3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin et al., 2019),
-    2.4e-5 for BERT-large (NVIDIA). The power is fitted (scores: docs/defaults.md). A fifth for
-    embeddings, which have no new layer to train: with the whole, what was learned is forgotten.
+    Rate: 2.4e-5 * (1024 / width)^1.75 for AdamW; twice that for Muon and NorMuon, which learn less
+    at AdamW's rate; 1e-3 for LAMB, whose updates are relative to the weights (one seed: "Other
+    optimizers" in benchmarks/what_was_tried.md). Twice these for tags of words, most of which are
+    O. From random weights twice AdamW's rate, and 4e-3 for LAMB. The best rate falls as 1 / width
+    (Yang et al., 2022, "Tensor Programs V"); wider encoders are also deeper, and published rates
+    fall faster: up to 3e-4 for narrow ones (Turc et al., 2019), 2e-5 to 5e-5 for BERT-base (Devlin
+    et al., 2019), 2.4e-5 for BERT-large (NVIDIA). The power is fitted (scores: docs/defaults.md). A
+    fifth for embeddings, which have no new layer to train: with the whole, what was learned is
+    forgotten.
 
     Updates: few rows need many epochs. Mosbach et al. (2021, "On the Stability of Fine-tuning
     BERT") and Zhang et al. (2021, "Revisiting Few-sample BERT Fine-tuning") find that failed runs
@@ -58,7 +61,7 @@ def fine_tuning_defaults(
     epochs and at most 20. From 5,000 rows on batches of 32 and 3 epochs. From random weights
     batches of 32.
 
-    SQuAD's rate is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
+    SQuAD's rate for AdamW is 5e-5 from 5,000 questions on, as in NVIDIA's recipe.
 
     kind: of the task, see Task.defaults_kind.
     width: hidden_size of the encoder.
@@ -72,15 +75,15 @@ def fine_tuning_defaults(
     if has_many_rows or from_random_weights:
         batch_size = LARGEST_BATCH
     batch_size = min(batch_size, num_rows)
-    rate = LAMB_RATE
-    if "lamb" not in optimizer.lower():
-        rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
+    is_lamb = "lamb" in optimizer.lower()
+    adamw_rate = REFERENCE_RATE * (REFERENCE_WIDTH / width) ** WIDTH_POWER
+    rate = LAMB_RATE if is_lamb else adamw_rate
     is_words = kind == "words"
-    updates = max(MIN_UPDATES_OF_WORDS if is_words else MIN_UPDATES, MIN_TRAVEL / rate)
+    updates = max(MIN_UPDATES_OF_WORDS if is_words else MIN_UPDATES, MIN_TRAVEL / adamw_rate)
     if kind == "texts":
         updates = max(updates, min(UPDATES_PER_LABEL * num_labels, MAX_UPDATES_OF_LABELS))
     if from_random_weights:
-        rate *= RANDOM_WEIGHTS_FACTOR
+        rate = RANDOM_LAMB_RATE if is_lamb else RANDOM_WEIGHTS_FACTOR * rate
     elif is_words:
         rate *= WORDS_FACTOR
     elif kind == "embeddings":
@@ -88,8 +91,10 @@ def fine_tuning_defaults(
     epochs = math.ceil(updates * batch_size / num_rows)
     if has_many_rows:
         epochs = EPOCHS
-        if kind == "questions":
+        if kind == "questions" and not is_lamb:
             rate = SQUAD_RATE
+    if "muon" in optimizer.lower() and not from_random_weights:
+        rate *= MUON_FACTOR
     epochs = max(EPOCHS, min(epochs, MAX_EPOCHS))
     return FineTuningDefaults(two_digits(rate), batch_size, epochs)
 

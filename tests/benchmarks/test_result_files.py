@@ -503,6 +503,33 @@ def test_ranges_of_differences_in_words_are_those_of_the_rows():
         assert rounds_to(max(differences), ends[1])
 
 
+def test_scores_of_optimizers_and_modernbert_in_words_are_those_of_their_file():
+    runs = read_result("fine_tuning_defaults-optimizers-2026-11-30.json")["runs"]
+
+    def assert_is_score(figure: str, table: str, model: str, contestant: str, flags: str) -> None:
+        scores = [
+            100 * run["score"]
+            for run in runs
+            if (run["table"], run["model"], run["contestant"]) == (table, model, contestant)
+            if run["flags"] == flags and (model == "modern" or run["seed"] == 1)
+        ]
+        assert rounds_to(statistics.mean(scores), figure), (figure, scores)
+
+    words = words_of("docs/defaults.md")
+    (optimizers,) = re.findall(r"NorMuon at twice .*? take AdamW", words)
+    kinds = [("--optimizer NorMuon ", "16:2.6e-4:8"), ("", "default")]
+    cases = [("authors", *kind) for kind in kinds] + [("sentiment", *kind) for kind in kinds]
+    cases += [(table, "--optimizer Lamb ", "16:1e-3:8") for table in ("authors", "sentiment")]
+    figures = re.findall(r"\d\d\.\d", optimizers)
+    for figure, (table, flags, contestant) in zip(figures, cases, strict=True):
+        assert_is_score(figure, table, "minilm", contestant, f"{flags}--amp --no-baseline")
+    (modern,) = re.findall(r"three seeds\): six authors (.*?) \(\[both", words)
+    sides = [(table, side) for table in ("authors", "sentiment") for side in CONTESTANTS.values()]
+    sides = [(table, side) for table, side in sides if side not in ("untrained", "frozen")]
+    for figure, (table, side) in zip(re.findall(r"\d\d\.\d", modern), sides, strict=True):
+        assert_is_score(figure, table, "modern", side, "--no-baseline")
+
+
 def in_bold_if_below(difference: str) -> str:
     value, _, half = difference.partition(" ± ")
     return f"**{difference}**" if difference and float(value) < -float(half or 0) else difference

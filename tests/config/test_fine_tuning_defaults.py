@@ -53,6 +53,25 @@ def test_narrower_models_have_higher_rates_and_lambs_are_relative():
             fine_tuning_defaults("texts", width, optimizer, 300).learning_rate for width in widths
         ]
         assert len(set(lamb)) == 1 and lamb[0] > rates[2]
+    many_questions = fine_tuning_defaults("questions", 384, "Lamb", 5000)
+    assert many_questions.learning_rate == lamb[0]  # AdamW's rate for SQuAD trains nothing
+
+
+@pytest.mark.parametrize("rows", [300, 5000])
+@pytest.mark.parametrize("kind", ["texts", "words", "embeddings", "questions"])
+@pytest.mark.parametrize("is_random", [False, True])
+def test_muon_takes_twice_the_rate_on_trained_weights_and_all_take_as_many_updates(
+    kind, rows, is_random
+):
+    adamw, muon, normuon, lamb = (
+        fine_tuning_defaults(kind, 768, name, rows, is_random)
+        for name in ("AdamW", "Muon", "NorMuon", "Lamb")
+    )
+    assert muon == normuon
+    factor = 1 if is_random else 2
+    assert muon.learning_rate == pytest.approx(factor * adamw.learning_rate, rel=0.05)
+    for other in (muon, lamb):
+        assert replace(other, learning_rate=adamw.learning_rate) == adamw
 
 
 @pytest.mark.parametrize("rows", [100, 300, 5000])
