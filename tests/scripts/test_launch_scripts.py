@@ -341,7 +341,7 @@ def test_a_task_file_compares_the_models_before_and_after(checkout):
     assert program == "scripts/compare_on_task.py"
     assert " ".join(words) == (
         "--before post-ln --after law/results/post-ln-law/phase1 --output-dir law/task --seed 42 "
-        "--train-file train.csv --device cpu --amp --text-column the text"
+        "--train-file train.csv --device cpu --text-column the text"
     )
     start(checkout, f"continue_pretraining.sh sentences d1 law {empty(7, '0')}", **settings)
     assert "law/results/sentences/embedding" in [
