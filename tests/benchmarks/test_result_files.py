@@ -406,13 +406,13 @@ def test_what_adaptation_did_to_vectors_is_that_of_its_file():
 
 
 def runs_by_table(names: list[str], num_rows: int) -> list[list[list[dict]]]:
-    """Of each table and model the runs of each contestant in each of some files."""
+    """Of each table and model the runs of each contestant in each of some files, by its flags."""
     tables: dict[tuple, dict[tuple, list[dict]]] = {}
     for name in names:
         for run in read_result(name)["runs"]:
             if run["num_rows"] == num_rows:
                 groups = tables.setdefault((run["table"], run["model"]), {})
-                groups.setdefault((name, run["contestant"]), []).append(run)
+                groups.setdefault((name, run["contestant"], run["flags"]), []).append(run)
     return [list(groups.values()) for groups in tables.values()]
 
 
@@ -501,33 +501,6 @@ def test_ranges_of_differences_in_words_are_those_of_the_rows():
         assert len(differences) > 8
         assert rounds_to(sign * min(differences), ends[0])
         assert rounds_to(max(differences), ends[1])
-
-
-def test_scores_of_optimizers_and_modernbert_in_words_are_those_of_their_file():
-    runs = read_result("fine_tuning_defaults-optimizers-2026-11-30.json")["runs"]
-
-    def assert_is_score(figure: str, table: str, model: str, contestant: str, flags: str) -> None:
-        scores = [
-            100 * run["score"]
-            for run in runs
-            if (run["table"], run["model"], run["contestant"]) == (table, model, contestant)
-            if run["flags"] == flags and (model == "modern" or run["seed"] == 1)
-        ]
-        assert rounds_to(statistics.mean(scores), figure), (figure, scores)
-
-    words = words_of("docs/defaults.md")
-    (optimizers,) = re.findall(r"NorMuon at twice .*? take AdamW", words)
-    kinds = [("--optimizer NorMuon ", "16:2.6e-4:8"), ("", "default")]
-    cases = [("authors", *kind) for kind in kinds] + [("sentiment", *kind) for kind in kinds]
-    cases += [(table, "--optimizer Lamb ", "16:1e-3:8") for table in ("authors", "sentiment")]
-    figures = re.findall(r"\d\d\.\d", optimizers)
-    for figure, (table, flags, contestant) in zip(figures, cases, strict=True):
-        assert_is_score(figure, table, "minilm", contestant, f"{flags}--amp --no-baseline")
-    (modern,) = re.findall(r"three seeds\): six authors (.*?) \(\[both", words)
-    sides = [(table, side) for table in ("authors", "sentiment") for side in CONTESTANTS.values()]
-    sides = [(table, side) for table, side in sides if side not in ("untrained", "frozen")]
-    for figure, (table, side) in zip(re.findall(r"\d\d\.\d", modern), sides, strict=True):
-        assert_is_score(figure, table, "modern", side, "--no-baseline")
 
 
 def in_bold_if_below(difference: str) -> str:
