@@ -54,6 +54,9 @@ def identity_of(
     development = development or DevelopmentData()
     # Both follow from the task.
     config = replace(model_config, text_pairs=None, label_all_tokens=None)
+    architecture = json.loads(json.dumps(config.to_dict()))
+    if config.is_number:  # follows from the labels, and earlier runs do not have it
+        del architecture["problem_type"]
     return {
         WEIGHTS: weights,
         "data": data,
@@ -61,7 +64,7 @@ def identity_of(
         READING: development.reading,
         "post-processing": development.post_processing,
         "vocabulary": tokenizer.vocab_sha256,
-        "architecture": json.loads(json.dumps(config.to_dict())),
+        "architecture": architecture,
         "pooling": config.embedding_pooling,  # which config.json does not have
         "seed": seed,
         "task": dict(task or {}),

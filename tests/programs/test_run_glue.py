@@ -120,6 +120,22 @@ def test_numbers_far_from_0_are_learnt_like_those_near_it(numbers, files, tmp_pa
     assert learn_numbers(files, tmp_path, numbers, "--epochs", 16) > 0.95
 
 
+def test_an_earlier_run_of_numbers_is_resumed(files, tmp_path):
+    """Its config has no `problem_type`."""
+    learn_numbers(files, tmp_path, (0, 1), "--max-steps", 1)
+    (checkpoint,) = tmp_path.glob("*/regression/1")
+    config, progress = (
+        read_json(checkpoint / name) for name in ("config.json", "model_progress.json")
+    )
+    del config["problem_type"]
+    progress["identity"]["architecture"].pop("problem_type", None)
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "model_progress.json").write_text(json.dumps(progress))
+    rewrite_manifest(checkpoint)
+    learn_numbers(files, tmp_path, (0, 1), "--max-steps", 2, "--resume-from-checkpoint")
+    assert read_json(checkpoint.parent / "2" / "config.json")["problem_type"] == "regression"
+
+
 def test_a_model_of_other_numbers_goes_on_from_what_it_has_learnt(files, tmp_path, capsys):
     """Also where larger ones mean the opposite; numbers alike leave it as it is. That is logged
     after the settings of the run, which open the logs.
