@@ -22,10 +22,10 @@ from bert_recipe.tokenization.tokenizer import Tokenizer, sizes_of_words
 from bert_recipe.utils.progress import print_line, print_once, progress_bar
 
 COUNTED_TOKENS = 100_000  # of the words of a training file
-# Characters of a token, in words of LONG_WORD characters or more. Texts of languages that a model
-# was trained on have 3.3 or more, also tweets, Turkish with e5, and medical English with BERT.
-# MiniLM has 3.0 in Spanish and 2.0 in Turkish, e5 has 2.7 in Oromo and 2.1 in Yoruba.
-LONG_WORD, MIN_CHARACTERS = 4, 3.2
+# Letters of a token, in words of LONG_WORD letters or more. Texts of languages that a model was
+# trained on have 3.3 or more, also tweets, Turkish with e5, and medical English with BERT. MiniLM
+# has 3.0 in Spanish and 2.0 in Turkish, e5 has 2.7 in Oromo and 2.1 in Yoruba.
+LONG_WORD, MIN_LETTERS = 4, 3.2
 
 
 class TextSamples(StreamDataset, Protocol):
@@ -51,35 +51,33 @@ def warn_of_vocabulary(dataset: TextSamples, tokenizer: Tokenizer) -> None:
     made for their language: a model of that language usually scores higher (Rust et al., 2021, "How
     Good is Your Tokenizer?").
     """
-    characters = characters_of_token(dataset.input_ids[:COUNTED_TOKENS], tokenizer)
+    letters = letters_of_token(dataset.input_ids[:COUNTED_TOKENS], tokenizer)
     if dataset.unknown_share > MAX_UNKNOWN:
         print_line(
             f"warning: {dataset.unknown_share:.0%} of the tokens of the training file are [UNK]: "
             f"the model cannot tell their words apart; take one whose vocabulary has the "
             f"characters of these texts"
         )
-    elif characters is not None and characters < MIN_CHARACTERS:
+    elif letters is not None and letters < MIN_LETTERS:
         print_line(
-            f"note: a token has {characters:.1f} characters of the words of the training file on "
+            f"note: a token has {letters:.1f} letters of the words of the training file on "
             f"average, as the words are split: the vocabulary is small, or was made for another "
             f"language, or the texts have many rare words, names or codes; a model of the texts' "
             f"language, or of their field, usually scores higher"
         )
 
 
-def characters_of_token(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
-    """The mean number of characters of a token, in words of LONG_WORD characters or more; None if
-    there are none, or if tokens do not show words.
+def letters_of_token(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
+    """The mean number of letters of a token, in words of LONG_WORD letters or more; None if there
+    are none, or if tokens do not show words.
     """
     sizes = sizes_of_words(token_ids, tokenizer)
     if sizes is None:
         return None
-    is_long = sizes.characters >= LONG_WORD
-    return (
-        float(sizes.characters[is_long].sum() / sizes.tokens[is_long].sum())
-        if is_long.any()
-        else None
-    )
+    is_long = sizes.letters >= LONG_WORD
+    if not is_long.any():
+        return None
+    return float(sizes.letters[is_long].sum() / sizes.tokens[is_long].sum())
 
 
 class SequenceDataset:

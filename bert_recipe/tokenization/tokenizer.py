@@ -307,11 +307,17 @@ def with_stripped_accents(spans: Sequence[tuple[int, int]], text: str) -> list[t
 Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
+# Of Korean and Amharic: each has the letters of a consonant and a vowel.
+SYLLABLE = re.compile("[\uac00-\ud7a3\u1200-\u135a]")
+
+
 class WordSizes(NamedTuple):
-    """The number of tokens [W] of words, and of their characters [W]."""
+    """The number of tokens [W] of words, and of their letters [W]; a syllable that is one character
+    counts as two.
+    """
 
     tokens: np.ndarray
-    characters: np.ndarray
+    letters: np.ndarray
 
 
 def sizes_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> WordSizes | None:
@@ -328,13 +334,13 @@ def sizes_of_words(token_ids: np.ndarray, tokenizer: Tokenizer) -> WordSizes | N
     digits = re.compile(r"\d")
     texts = tokenizer.texts()
     has_digit_V = np.array([digits.search(text) is not None for text in texts])
-    length_V = np.array([len(text.strip()) for text in texts])
+    length_V = np.array([len(text.strip()) + len(SYLLABLE.findall(text)) for text in texts])
     text_ids = token_ids[is_text_T]
     tokens = np.bincount(word_T)
-    characters = np.bincount(word_T, weights=length_V[text_ids])
+    letters = np.bincount(word_T, weights=length_V[text_ids])
     tokens[word_T[has_digit_V[text_ids]]] = 0
     is_counted = tokens > 0
-    return WordSizes(tokens[is_counted], characters[is_counted]) if is_counted.any() else None
+    return WordSizes(tokens[is_counted], letters[is_counted]) if is_counted.any() else None
 
 
 def load_tokenizer(

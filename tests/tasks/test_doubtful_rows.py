@@ -14,7 +14,7 @@ from bert_recipe.tasks.embeddings.options import EmbeddingTaskOptions
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tasks.fine_tuning import warn_of_known_texts, warn_of_repeats
 from bert_recipe.tasks.ner.files import read_sentences
-from bert_recipe.tasks.text_sequences import warn_of_vocabulary
+from bert_recipe.tasks.text_sequences import TextDataset, warn_of_vocabulary
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
@@ -144,7 +144,7 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
     [
         ("a b c", ""),
         ("😀 🙃 😀", "60% of the tokens of the training file are [UNK]"),
-        ("the pneumoconiosis rose", "a token has 2.2 characters of the words"),
+        ("the pneumoconiosis rose", "a token has 2.2 letters of the words"),
         ("a pneumoconiosis " + "in the end it rose " * 16, ""),  # 3.4
         ("passages rose " * 2, ""),  # as in Turkish, half of the words have two tokens
         ("the end rose 10.4821 0x7f3a91 b48120", ""),  # numbers and codes
@@ -165,6 +165,18 @@ def test_a_vocabulary_that_does_not_fit_the_texts_is_named(text, says, tmp_path,
         output = capsys.readouterr().out
         assert says in output
         assert bool(output) == bool(says)
+
+
+@pytest.mark.parametrize("text", ["공원으로 갑니다", "ከመንግሥት ኢትዮጵያ"])
+def test_a_syllable_that_is_one_character_has_two_letters(text, tmp_path, capsys):
+    """Words in two tokens, as a vocabulary of the language has them."""
+    halves = [half for word in text.split() for half in (word[:2], "##" + word[2:])]
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *halves]))
+    tokenizer = BertTokenizer(vocabulary, do_lower_case=False)
+    assert len(tokenizer.encode(text)) == 4
+    warn_of_vocabulary(TextDataset(tokenizer, 16, [text]), tokenizer)
+    assert not capsys.readouterr().out
 
 
 def test_an_update_that_repeats_samples_is_named(capsys):
