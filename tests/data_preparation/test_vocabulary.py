@@ -130,10 +130,11 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
         paths[-1].write_text((name + " ") * 30 + "\n" + f"{name}x\n" * 400_000)
     sample = "".join(read_beginnings(paths, megabytes=1))
     assert len(sample) < 1_100_000 and "alpha " in sample and "beta " in sample
-    many = []
-    for number in range(50):  # with lines of paragraphs
-        many.append(tmp_path / f"{number}.txt")
-        many[-1].write_text(f"{number}x {'word ' * 200}\n" * 100)
-    sample = "".join(read_beginnings(many, megabytes=1))
-    assert len(sample) < 1_100_000
-    assert all(f"{number}x " in sample for number in range(50))
+    for num_lines in (100, 1):  # of paragraphs, and of files
+        many = []
+        for number in range(50):
+            many.append(tmp_path / f"{number}.txt")
+            many[-1].write_text(f"{number}x {'語 ' * (10_000 // num_lines)}\n" * num_lines)
+        sample = "".join(read_beginnings(many, megabytes=1))
+        assert len(sample.encode()) <= 1_000_000
+        assert all(f"{number}x " in sample for number in range(50))

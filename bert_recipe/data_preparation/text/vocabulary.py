@@ -230,11 +230,11 @@ def read_beginnings(
         try:
             with path.open(encoding="utf-8-sig") as file:
                 while share > 0 and (lines := file.readlines(min(share, PART_SIZE))):
-                    text = "".join(lines)
-                    size = len(text.encode())
+                    part = "".join(lines).encode()[:share]  # a line may be longer
+                    size = len(part)
                     share -= size
                     left -= size
                     progress(size)
-                    yield text
+                    yield part.decode(errors="ignore")  # of a character that is cut
         except UnicodeDecodeError as error:
             raise UserError(f"text {path} is not UTF-8: convert it with iconv") from error
