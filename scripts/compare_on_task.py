@@ -236,7 +236,7 @@ def fit_draws(
             fitted = frozen.fit(row_vectors[rows], values[rows], task.labels, is_balanced, groups)
             logits = list(map(fitted.logits, set_vectors))
             with contextlib.redirect_stdout(io.StringIO()):  # the mistakes of each draw
-                score_draw(task, tokenizer, sets, logits, rows, folder / f"seed-{draw}")
+                score_draw(task, tokenizer, dataset, sets, logits, rows, folder / f"seed-{draw}")
         folders[f"{kind_of(values).method} ({len(rows)} labels"] = folder
     return folders
 
@@ -276,6 +276,7 @@ def embed(
 def score_draw(
     task: "ClassificationTask",
     tokenizer: "Tokenizer",
+    dataset: "TextDataset",
     sets: "Sequence[PredictionSet]",
     logits: "Sequence[np.ndarray]",
     rows: "np.ndarray",
@@ -283,21 +284,24 @@ def score_draw(
 ) -> None:
     """Writes the predictions and the scores of a draw to `folder`, and those of tf-idf on its rows.
 
+    dataset: of all rows to learn from.
     logits: of each set.
     rows: of the draw.
     """
-    from bert_recipe.tasks.baselines import for_json, joined
+    from bert_recipe.tasks.baselines import drawn_rows, for_json, joined, text_columns
+    from bert_recipe.tasks.classification.baselines import LabelledTexts
     from bert_recipe.training.evaluation import only_numbers
+    from bert_recipe.training.frozen_encoder import values_of
 
     folder.mkdir(parents=True, exist_ok=True)
     scores: JsonObject = {}
     for prediction_set, logits_nC in zip(sets, logits, strict=True):
         scores |= prediction_set.finish(logits_nC, folder)
     scores = dict(only_numbers(scores))
-    if (texts := task.baseline_rows) is not None:
-        known = rows[rows < len(texts.values)]  # of a large file, tf-idf has a part
-        drawn = texts._replace(texts_nk=texts.texts_nk[known], values=texts.values[known])
-        drawn = drawn._replace(num_rows=len(known))
+    if task.baseline_rows is not None:
+        part = rows[drawn_rows(len(rows), max(1, len(task.labels)))]
+        texts_nk = text_columns(*dataset.columns)
+        drawn = LabelledTexts(texts_nk[part], values_of(dataset)[part], len(rows))
         again = replace(task, baseline_rows=drawn).prediction_sets(tokenizer)
         computes = [prediction_set.baselines for prediction_set in again]
         computed = [compute() for compute in computes if compute is not None]

@@ -4,12 +4,13 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import assert_refused
+from conftest import assert_refused, read_json
 from glue_runs import sentences, write_csv
 from small_runs import run_here, steps_folder, train
 
 from bert_recipe.reporting.comparison import ScoreDifference
 from bert_recipe.reporting.paired_scores import Difference
+from bert_recipe.tasks import baselines
 from scripts import compare_on_task
 
 
@@ -71,6 +72,24 @@ def test_vectors_are_compared_with_100_labels_and_with_all(inputs, tmp_path):
         draws = list(folder.glob("seed-*/eval_predictions.*"))
         assert len(draws) == len(list(folder.glob("seed-*/scores.json"))) == 5
         assert len({path.read_text() for path in draws}) > 1
+
+
+def test_tfidf_learns_from_the_rows_of_a_draw_also_of_a_large_file(inputs, tmp_path, monkeypatch):
+    words = [*models_and_table(inputs, tmp_path, 300), "--label-column", "label"]
+    args, command = compare_on_task.parse_arguments([*map(str, words)])
+    stored = []
+    for most in (20_000, 110):
+        monkeypatch.setattr(baselines, "MAX_ROWS", most)
+        compare_on_task.compare_vectors(args, command)
+        files = sorted((tmp_path / "task").rglob("seed-*/scores.json"))
+        stored.append([read_json(path)["baselines"] for path in files])
+        rows = {
+            scores["tf-idf + logistic regression"].get("training_rows") for scores in stored[-1]
+        }
+        assert rows == ({None} if most == 20_000 else {None, 110})
+    few, all_rows = range(10), range(10, 20)  # folders "100" come before "all"
+    assert [stored[0][place] for place in few] == [stored[1][place] for place in few]
+    assert [stored[0][place] for place in all_rows] != [stored[1][place] for place in all_rows]
 
 
 @pytest.mark.parametrize(
