@@ -31,7 +31,10 @@ MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 # Flags of the weights that a run starts from, the first one that is given.
 STARTS = ("from_phase1_final_params", "from_checkpoint", "from_pretrained_params")
 # Folders in that of a model: of pre-training, and of fine-tuning with a user's own files.
-OF_RUNS = ("phase1", "phase2", "classification", "multi-label", "ner", "squad", "embedding")
+OF_RUNS = (
+    *("phase1", "phase2", "classification", "multi-label", "regression", "reranker"),
+    *("ner", "squad", "embedding"),
+)
 RECENT_POINTS = 10  # whose speed tells how long the rest takes
 
 

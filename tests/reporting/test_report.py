@@ -397,6 +397,8 @@ def test_the_card_of_pre_training_says_what_was_seen_and_what_is_left(tmp_path):
         "results/custom/classification/best",
         "results/custom/mrpc/seed-42/30",
         "custom/ner/fold-2",
+        "results/custom/regression",
+        "results/custom/reranker",
     ],
 )
 def test_a_log_beside_the_runs_folder_has_the_name_of_the_model_that_it_starts_from(
