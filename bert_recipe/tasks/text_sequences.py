@@ -60,10 +60,10 @@ def warn_of_vocabulary(dataset: TextSamples, tokenizer: Tokenizer) -> None:
         )
     elif letters is not None and letters < MIN_LETTERS:
         print_line(
-            f"note: a token has {letters:.1f} letters of the words of the training file on "
-            f"average, as the words are split: the vocabulary is small, or was made for another "
-            f"language, or the texts have many rare words, names or codes; a model of the texts' "
-            f"language, or of their field, usually scores higher"
+            f"note: the words of the training file are split into tokens of {letters:.1f} letters "
+            f"on average: the vocabulary is small, or was made for another language, or the texts "
+            f"have many rare words, names or codes; a model of the texts' language, or of their "
+            f"field, usually scores higher"
         )
 
 

@@ -144,7 +144,7 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
     [
         ("a b c", ""),
         ("😀 🙃 😀", "60% of the tokens of the training file are [UNK]"),
-        ("the pneumoconiosis rose", "a token has 2.2 letters of the words"),
+        ("the pneumoconiosis rose", "into tokens of 2.2 letters"),
         ("a pneumoconiosis " + "in the end it rose " * 16, ""),  # 3.4
         ("passages rose " * 2, ""),  # as in Turkish, half of the words have two tokens
         ("the end rose 10.4821 0x7f3a91 b48120", ""),  # numbers and codes
