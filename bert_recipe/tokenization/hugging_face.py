@@ -17,7 +17,7 @@ from bert_recipe.tokenization.files import TokenizerFile
 from bert_recipe.tokenization.layouts import Layout, bert_layout, layout_of
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError, one_line
-from bert_recipe.utils.words import LONE_SURROGATE, is_unspaced, split_words
+from bert_recipe.utils.words import LONE_SURROGATE, is_unspaced, split_words, with_marks
 
 UNSPACED_START = 5  # continues no word; others see kind_of
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
@@ -43,7 +43,8 @@ class HuggingFaceTokenizer:
     BertTokenizer.
 
     added_tokens: those of the files beside the `tokenizer.json` that are not in it. Added tokens
-    that are not special are recognized in all texts. Offsets may include the space before a word.
+    that are not special are recognized in all texts. Offsets may include the space before a word;
+    they include the marks after a letter.
     """
 
     is_json = True
@@ -224,11 +225,10 @@ class HuggingFaceTokenizer:
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """As BertTokenizer's."""
         self._tokenizer.encode_special_tokens = False
+        text = LONE_SURROGATE.sub("\ufffd", text)
         with library_errors(f"{self.vocab_file} fails on the text {text!r:.60}", BAD_RULES):
-            encoding = self._tokenizer.encode(
-                LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False
-            )
-        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        spans = np.array(with_marks(encoding.offsets, text), np.int32).reshape(-1, 2)
         return np.array(encoding.ids, np.int32), np.maximum.accumulate(spans)
 
     def _texts(self, token_ids: Iterable[int]) -> list[str]:

@@ -45,7 +45,7 @@ from bert_recipe.tokenization.layouts import Layout, bert_layout, is_bert_templa
 from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, json_bytes
-from bert_recipe.utils.words import is_accent
+from bert_recipe.utils.words import with_marks
 
 # The library is imported by the methods that need it: runs from shards encode no text.
 if TYPE_CHECKING:
@@ -285,23 +285,8 @@ class BertTokenizer:
         """
         text = LONE_SURROGATE.sub("\ufffd", text)
         encoding = self._text_encoder.encode(text, add_special_tokens=False)
-        spans = encoding.offsets
-        if self.strip_accents and any(map(is_accent, set(text))):
-            spans = with_stripped_accents(spans, text)
+        spans = with_marks(encoding.offsets, text)
         return np.array(encoding.ids, np.int32), np.array(spans, np.int32).reshape(-1, 2)
-
-
-def with_stripped_accents(spans: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """The `spans` of tokens in `text`, with the accents that were stripped from a token's last
-    letter.
-    """
-    extended = []
-    next_starts = [*(start for start, _ in spans[1:]), len(text)]
-    for (start, end), next_start in zip(spans, next_starts, strict=False):
-        while end < next_start and is_accent(text[end]):
-            end += 1
-        extended.append((start, end))
-    return extended
 
 
 Tokenizer = BertTokenizer | HuggingFaceTokenizer

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import regex
 
@@ -25,6 +25,9 @@ WIDE_BREAK = re.compile(
 )
 BEYOND_FFFF = regex.compile("[\U00010000-\U0010ffff]")
 NOT_SPACE = regex.compile(r"\S+")
+# What follows a letter and belongs to it: accents, vowel signs, the vowels and ends of Korean
+# syllables that are written as several characters.
+MARK = regex.compile(r"[\p{M}\u1160-\u11ff]")
 UNSPACED = regex.compile(f"[{BY_CHARACTER}{BY_CLUSTER}]")
 WORD = regex.compile(
     rf"[{BY_CHARACTER}][\p{{M}}\u30fc\uff70]*"
@@ -95,3 +98,18 @@ def is_accent(character: str) -> bool:
 def has_accent(text: str) -> bool:
     """Whether stripping accents changes `text`."""
     return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))
+
+
+def with_marks(spans: Sequence[tuple[int, int]], text: str) -> Sequence[tuple[int, int]]:
+    """The `spans` of tokens in `text`, in order, each with the marks after it that are in no other
+    token: those that the tokenizer stripped, or composed with the letter before them.
+    """
+    if text.isascii() or MARK.search(text) is None:
+        return spans
+    extended = []
+    next_starts = [*(start for start, _ in spans[1:]), len(text)]
+    for (start, end), next_start in zip(spans, next_starts, strict=False):
+        while end < next_start and MARK.match(text, end):
+            end += 1
+        extended.append((start, end))
+    return extended
