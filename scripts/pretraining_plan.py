@@ -186,6 +186,7 @@ def plan_updates(plan: dict[str, Any], report: Path, samples: Path) -> dict[str,
         "updates": updates,
         "first_part": math.ceil(FIRST_PART * updates),
         "tokens": round(tokens),
+        "batch_tokens": batch_tokens,
         "tokens_per_second": round(speed),
         "epochs": round(updates * batch_tokens / tokens, 1),
     }
@@ -204,15 +205,20 @@ def correct_updates(plan: dict[str, Any], report: Path) -> dict[str, Any]:
     step, seconds = trained(report)
     if not step:
         return corrected
-    most = MAX_EPOCHS * plan["tokens"] / (plan["batch"] * plan["length"])
+    most = MAX_EPOCHS * plan["tokens"] / tokens_of_update(plan)
     in_time = step * 60 * plan["minutes"] / seconds
     updates = max(int(min(in_time, most)), math.ceil(step / (1 - DECAY)))
     say(f"the first {step:,} updates took {seconds / 60:.1f} of {plan['minutes']} minutes")
     return corrected | {
         "updates": updates,
-        "tokens_per_second": round(step * plan["batch"] * plan["length"] / seconds),
+        "tokens_per_second": round(step * tokens_of_update(plan) / seconds),
         "epochs": round(MAX_EPOCHS * updates / most, 1),
     }
+
+
+def tokens_of_update(plan: dict[str, Any]) -> float:
+    """Without padding; plans of before this was measured count it."""
+    return plan.get("batch_tokens", plan["batch"] * plan["length"])
 
 
 def trained(report: Path) -> tuple[int, float]:
@@ -225,7 +231,7 @@ def trained(report: Path) -> tuple[int, float]:
 
 
 def describe(plan: dict[str, Any]) -> str:
-    minutes = plan["updates"] * plan["batch"] * plan["length"] / plan["tokens_per_second"] / 60
+    minutes = plan["updates"] * tokens_of_update(plan) / plan["tokens_per_second"] / 60
     return (
         f"plan: {plan['config']}, at most {plan['vocabulary']:,} words; {plan['updates']:,} "
         f"updates of {plan['batch']} x {plan['length']} tokens with NorMuon at "

@@ -132,6 +132,24 @@ def test_a_run_goes_on_for_more_minutes(planned):
     assert corrected_updates(planned, 6000, 20) == 9000
 
 
+def test_padding_is_no_text(planned):
+    """Rows of short documents are not full: forty passes are as many updates as of full rows, and
+    the time is that of the updates.
+    """
+    (planned / "manifest.json").write_text(
+        json.dumps({"counts": {"samples": 100_000, "%_full": 50}})
+    )
+    report = write_report(planned / "speed.json", [0.1] * 40)
+    result = plan_of(planned, "--speed-report", report, "--samples", planned)
+    assert (
+        result.stdout.split()[0] == "6000"
+        and "about 10 minutes at 20,480 tokens/s" in result.stderr
+    )
+    report = write_report(planned / "run.json", step=2400, e2e_train_time=6)
+    result = plan_of(planned, "--training-report", report)
+    assert result.stdout.strip() == "125000" and "are read 40 times" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("minutes", "message"),
     [
