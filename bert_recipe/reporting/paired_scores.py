@@ -13,6 +13,8 @@ LEVEL = 0.05  # of false verdicts; intervals have the rest, 95%
 SMALLEST_P_VALUE = 1e-12
 ROUNDING = 1e-12  # of scores
 ROWS_AT_ONCE = 4096  # so that the sums without each row take bounded memory
+# With fewer rows, all may differ in one direction by chance in more than LEVEL of the cases.
+MIN_ROWS = 6
 MAX_GROUPS = 500  # of rows that are left out together, where each score needs all rows
 
 
@@ -43,6 +45,8 @@ class SumScore(RowScore):
     def pseudo_values(self) -> np.ndarray:
         sums_K = self.rows_nK.sum(axis=0)
         num_rows = len(self.rows_nK)
+        if num_rows == 1:
+            return np.array([self.value()])
         without = []
         for first in range(0, num_rows, ROWS_AT_ONCE):
             without.append(self.function(sums_K - self.rows_nK[first : first + ROWS_AT_ONCE]))
@@ -170,10 +174,16 @@ def compare_scores(
     first_SG, second_SG = (
         np.stack([score.pseudo_values() for score in side]) for side in (first, second)
     )
-    degrees = first_SG.shape[1] - 1  # of the rows
+    num_groups = first_SG.shape[1]
+    degrees = num_groups - 1  # of the rows
+    # Rows that differ alike have no variance, and few of them show nothing: a test of signs has
+    # this p-value at least.
+    least_half = abs(value) if num_groups < MIN_ROWS else 0.0
+    least_p_value = 0.5 ** (num_groups - 1)
     if min(len(first), len(second)) == 1:
         difference_G = second_SG.mean(axis=0) - first_SG.mean(axis=0)
         half = half_width([ErrorPart(covariance(difference_G, difference_G), degrees)], LEVEL)
+        half = max(half, least_half)
         return Difference(means, (value - half, value + half), None)
     if same_seeds:
         of_runs = with_rows(paired_part(second_S - first_S), second_SG - first_SG)
@@ -183,8 +193,9 @@ def compare_scores(
         of_rows = covariance_between_runs(first_SG) + covariance_between_runs(second_SG)
         of_rows -= 2 * covariance(first_SG.mean(axis=0), second_SG.mean(axis=0))
     parts = [of_runs, ErrorPart(max(0.0, of_rows), degrees)]
-    half = half_width(parts, LEVEL)
-    return Difference(means, (value - half, value + half), p_value_of(value, parts))
+    half = max(half_width(parts, LEVEL), least_half)
+    p_value = max(p_value_of(value, parts), least_p_value)
+    return Difference(means, (value - half, value + half), p_value)
 
 
 def paired_part(differences_S: np.ndarray) -> ErrorPart:

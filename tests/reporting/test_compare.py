@@ -28,11 +28,13 @@ from bert_recipe.reporting.comparison_cards import comparison_cards
 from bert_recipe.reporting.paired_scores import (
     MeanScore,
     OrderScore,
+    SumScore,
     compare_scores,
     holm,
 )
 from bert_recipe.reporting.records import differences, read_runs
 from bert_recipe.reporting.scored_rows import class_scores, several_label_scores
+from bert_recipe.tasks.ner.scores import f1
 
 RESUME = ("--resume-from-checkpoint",)
 # Of tokens, which differ between models.
@@ -444,6 +446,22 @@ def test_two_seeds_with_equal_differences_by_chance_show_none(same_seeds):
     error = (2 * 0.5 / 50**2 / 2) ** 0.5
     expected = 2 * stats.t.sf(0.02 / error, 1)
     assert difference.p_value == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize(("rows", "is_shown"), [(1, False), (2, False), (5, False), (6, True)])
+def test_few_rows_that_all_differ_alike_show_nothing(rows, is_shown, runs):
+    """By chance, five rows do in one of 16 cases: as in a test of signs."""
+    counts = np.tile([[0.0, 1, 1], [1, 1, 1]], (rows, 1, 1))  # of entities, by A and by B
+    sides = [[SumScore(counts[:, side], f1)] * runs for side in range(2)]
+    sides_of_means = [[MeanScore(counts[:, side, 0])] * runs for side in range(2)]
+    for first, second in (sides, sides_of_means):
+        difference = compare_scores(first, second, same_seeds=True)
+        assert difference.value == 1
+        assert difference.leaves_out_zero == is_shown
+        if runs > 1:
+            assert difference.is_shown == is_shown
+            assert difference.p_value == stats.binomtest(0, rows).pvalue
 
 
 def test_a_temperature_is_not_fitted_where_few_rows_are_wrong(tmp_path):
