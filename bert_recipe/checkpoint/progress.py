@@ -1,6 +1,7 @@
 """The progress file of a checkpoint, and how it differs from the run that resumes it."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,6 @@ GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 FLOAT32_LINEAR = "float32_linear"  # the library of linear layers, among the versions
 LENGTH = ("--max-steps", "--epochs")  # of a run, which may change
 OTHER_DATA = "other data"
-DATA_FLAGS = (  # that decide the samples of a file, or the file
-    *("train_file", "data_dir", "input_dir", "text_column", "pair_column", "label_column"),
-    *("negative_columns", "num_negatives", "eval_fraction", "num_folds", "group_column", "seed"),
-    *("max_seq_length", "max_query_length", "doc_stride", "query_prompt", "document_prompt"),
-)
 WAYS_OUT = "take only its weights with --from-pretrained-params"
 WAYS_OUT_OF_A_FOLDER = f"{ANOTHER}, or add --overwrite to remove what is there"
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
@@ -97,6 +93,7 @@ def check_same_run(
     tokenizer: Tokenizer,
     is_own: bool,
     world_size: int,
+    task_flags: Collection[str] = (),
 ) -> None:
     """Raises UserError if the checkpoint `folder` is of another run, or of a finished run with
     other settings.
@@ -105,6 +102,7 @@ def check_same_run(
     tokenizer: of its model.
     is_own: whether the checkpoint is in the folder of the run.
     world_size: processes of the run.
+    task_flags: names of the arguments that its task reads, some of which decide its samples.
     """
     casing = Casing.of(folder.tokenizer_settings)
     where, ways_out = f"checkpoint {folder}", WAYS_OUT
@@ -124,7 +122,7 @@ def check_same_run(
         if is_own and difference == f"other {WEIGHTS}":  # a script's --overwrite removes phase 1
             ways_out = f"{ANOTHER}, or rename or remove the folder"
         if difference == OTHER_DATA:
-            difference += changed_data_flags(progress.arguments, record.arguments)
+            difference += changed_flags(progress.arguments, record.arguments, task_flags)
         raise UserError(f"{where} belongs to a run with {difference}: {ways_out}")
     casing_now = Casing.of(tokenizer.casing_settings())
     if casing not in (casing_now, None):
@@ -203,10 +201,10 @@ def changed_values(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def changed_data_flags(then: JsonObject, now: JsonObject) -> str:
-    """The flags that make other samples, in brackets; none if only the files changed."""
+def changed_flags(then: JsonObject, now: JsonObject, names: Collection[str]) -> str:
+    """The flags of these arguments that have changed, in brackets; "" if only the files have."""
     flags_then, flags_now = (
-        {f"--{name.replace('_', '-')}": arguments.get(name) for name in DATA_FLAGS}
+        {f"--{name.replace('_', '-')}": arguments.get(name) for name in names}
         for arguments in (then, now)
     )
     changes = changed_values(flags_then, flags_now)

@@ -4,8 +4,9 @@ flags. What follows from them, from the model and from the data is in training/r
 
 Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see
 checkpoint/identity.py), `only` is the kind of program that has the flag, PRE_TRAINING or
-FINE_TUNING, by default both, and `encoder_option` marks a flag that changes the field of its name
-in a model's config. Does not import torch, so that parsing is fast.
+FINE_TUNING, by default both, `encoder_option` marks a flag that changes the field of its name in a
+model's config, and `post_processing` one that turns a model's output into predictions (see
+checkpoint/record.py). Does not import torch, so that parsing is fast.
 """
 
 from dataclasses import dataclass, field

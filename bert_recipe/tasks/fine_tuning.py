@@ -15,7 +15,7 @@ from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.task import Number, PredictionSet, Task, TaskData, TaskOptions
 from bert_recipe.tokenization.files import trained_length
-from bert_recipe.utils.command_line import value_of
+from bert_recipe.utils.command_line import tagged_values, value_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest
 from bert_recipe.utils.json_files import JsonObject, json_digest
@@ -261,14 +261,10 @@ class FineTuningTask(Task, Protocol):
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
         reading = json_digest([scored_set.dataset.digest() for scored_set in scored_sets])
-        chosen = self.options.metric_for_best_model
-        metric = {} if chosen is None else {"--metric-for-best-model": chosen}
-        return DevelopmentData(self.development_digest(), reading, self.post_processing | metric)
-
-    @property
-    def post_processing(self) -> JsonObject:
-        """The flags that turn the model's output for these files into predictions."""
-        return {}
+        flags = tagged_values(self.options, "post_processing")
+        if self.options.metric_for_best_model is not None:
+            flags["--metric-for-best-model"] = self.options.metric_for_best_model
+        return DevelopmentData(self.development_digest(), reading, flags)
 
     @property
     @abstractmethod

@@ -1,6 +1,6 @@
 """A run: all that is decided once, from the settings as they were typed, the model and the data."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import torch
@@ -20,6 +20,7 @@ from bert_recipe.optimization.protocol import OptimizerSpec
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData
+from bert_recipe.utils.command_line import argument_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
 from bert_recipe.utils.json_files import JsonObject
@@ -117,7 +118,10 @@ class Run:
         if self.start.kind is StartKind.RESUMED:
             tokenizer, world_size = self.data.choice.tokenizer, self.settings.world_size
             is_own = is_same_path(source.path.parent, self.folder.path)
-            check_same_run(source, progress, self.record, tokenizer, is_own, world_size)
+            options = getattr(self.task, "options", None)  # which the task of a library lacks
+            read = () if options is None else map(argument_of, fields(options))
+            task_flags = [name for name in read if name not in (None, "output_dir")]
+            check_same_run(source, progress, self.record, tokenizer, is_own, world_size, task_flags)
         elif progress.step >= self.max_steps:
             raise UserError(
                 f"phase 1 ended at update {progress.step}, and --max-steps is {self.max_steps}: "

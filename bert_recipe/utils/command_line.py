@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -154,7 +154,7 @@ class Flag:
     needs: flags that this one requires, such as "--amp or --lr-decay poly".
     excludes: flags that cannot be combined with it.
     options: passed to argparse.
-    tags: read by `Arguments.tagged`.
+    tags: read by `Arguments.tagged` and `tagged_values`.
     """
 
     def __init__(
@@ -212,6 +212,22 @@ def flags_of(*configs: "type[DataclassInstance]") -> list[Flag]:
     ]
 
 
+def argument_of(member: Field[Any]) -> str | None:
+    """The argument that gives the value of a field; None if it has no flag."""
+    flag = member.metadata.get("flag")
+    return member.metadata.get("argument") if flag is None else flag.name
+
+
+def tagged_values(config: "DataclassInstance", tag: str) -> dict[str, Any]:
+    """The values of the fields whose flags have `tag`, by the flag's first name."""
+    flags = {member.name: member.metadata.get("flag") for member in fields(config)}
+    return {
+        flag.names[0]: getattr(config, name)
+        for name, flag in flags.items()
+        if flag is not None and tag in flag.tags
+    }
+
+
 def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     """Makes `config` from the flags of its fields (see `option` and `value_of`) and from `values`.
     Fields that are such dataclasses themselves are made in the same way.
@@ -220,8 +236,7 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     """
     chosen = {}
     for member in fields(config):
-        flag = member.metadata.get("flag")
-        argument = member.metadata.get("argument") if flag is None else flag.name
+        argument = argument_of(member)
         name = argument or member.name
         if name in values:
             chosen[member.name] = values[name]

@@ -57,13 +57,27 @@ class SquadOptions(SkipOptions):
         "room",
     )
     n_best_size: int = option(
-        "--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT
+        "--n-best-size",
+        length,
+        20,
+        "candidate starts, ends and answers per question",
+        PREDICT,
+        post_processing=True,
     )
     max_answer_length: int = option(
-        "--max-answer-length", positive_int, 30, "maximum tokens of an answer", PREDICT
+        "--max-answer-length",
+        positive_int,
+        30,
+        "maximum tokens of an answer",
+        PREDICT,
+        post_processing=True,
     )
     version_2_with_negative: bool = option(
-        "--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"
+        "--version-2-with-negative",
+        bool,
+        False,
+        "SQuAD v2.0: questions may have no answer",
+        post_processing=True,
     )
     null_score_diff_threshold: float = option(
         "--null-score-diff-threshold",
@@ -71,6 +85,7 @@ class SquadOptions(SkipOptions):
         0.0,
         "v2.0: predict no answer if its score exceeds the best answer's by more than this",
         V2_PREDICT,
+        post_processing=True,
     )
 
     @property

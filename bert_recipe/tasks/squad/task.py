@@ -94,15 +94,6 @@ class SquadTask(FineTuningTask, SeparableTask):
         path = self.options.predict_file
         return (path,) if self.options.do_eval and path is not None else ()
 
-    @property
-    def post_processing(self) -> JsonObject:
-        return {
-            "--n-best-size": self.options.n_best_size,
-            "--max-answer-length": self.options.max_answer_length,
-            "--version-2-with-negative": self.options.version_2_with_negative,
-            "--null-score-diff-threshold": self.options.null_score_diff_threshold,
-        }
-
     @classmethod
     def learning(
         cls,
