@@ -14,12 +14,6 @@ from bert_recipe.utils.work_units import units as work_units
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
-SOURCES = (
-    "bert_recipe/data_preparation/**/*.py",
-    "bert_recipe/data_preparation/**/*.json",
-    "bert_recipe/utils/work_units/*.py",
-    "bert_recipe/tokenization/*.py",
-)
 
 
 def run_units(
@@ -35,8 +29,8 @@ def run_units(
 @cache
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
-    root = Path(__file__).resolve().parents[3]
-    files = sorted(path for pattern in SOURCES for path in root.glob(pattern))
+    root = Path(__file__).resolve().parents[2]
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".json"))
     digests = [[str(path.relative_to(root)), file_digest(path)] for path in files]
     return json_digest([*digests, package_versions()])
 
