@@ -14,6 +14,7 @@ from bert_recipe.tokenization.files import Casing
 from bert_recipe.utils.command_line import (
     Arguments,
     Flag,
+    flags_of,
     fraction,
     fraction_below_one,
     from_flags,
@@ -201,11 +202,8 @@ class ModelVocabularyOptions:
         "model folder whose vocabulary gets words of the text; makes a model folder in vocab/",
         excludes=(
             "--replace",
-            "--tokenizer",
-            "--vocab-size",
-            "--unused",
+            *(flag.names[0] for flag in flags_of(VocabularyOptions)),
             "--do-lower-case",
-            "--strip-accents",
             "--bert-config",
         ),
     )

@@ -48,6 +48,7 @@ COMMAND_LINES = [
     ("vocabulary --add 5", "--add has no effect without --extend"),
     ("vocabulary --extend m --replace m", "--extend cannot be combined with --replace"),
     ("vocabulary --extend m --vocab-size 500", "--extend cannot be combined with --vocab-size"),
+    ("vocabulary --extend m --alphabet 500", "--extend cannot be combined with --alphabet"),
     (
         "vocabulary --replace m --bert-config c.json",
         "--replace cannot be combined with --bert-config",
