@@ -49,8 +49,10 @@ done
 passed_on=()
 for name in $(compgen -e); do
   case $name in
-    NCCL_* | GLOO_* | TORCH_* | PHASE | EXTRA_ARGS | BERT_MODEL | VOCAB_FILE | EVAL_DIR_PHASE[12] | NNODES | NODE_RANK | \
-      RDZV_ENDPOINT | MASTER_ADDR | MASTER_PORT) passed_on+=(--env "$name") ;;
+    NCCL_* | GLOO_* | TORCH_* | PHASE | EXTRA_ARGS | DATA_ARGS | TASK_ARGS | TASK_FILE | OBJECTIVE | DOCTOR | BERT_MODEL | \
+      VOCAB_FILE | EVAL_DIR_PHASE[12] | SQUAD_VERSION | NNODES | NODE_RANK | RDZV_ENDPOINT | MASTER_ADDR | MASTER_PORT)
+      passed_on+=(--env "$name")
+      ;;
   esac
 done
 [[ ! -d /dev/infiniband ]] || passed_on+=(--device /dev/infiniband)

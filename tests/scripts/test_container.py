@@ -80,6 +80,18 @@ def test_without_arguments_there_is_a_shell_on_the_hosts_network(checkout):
     assert paths < set(flag(call, "--env")) and flag(call, "--workdir") == ["/workspace/bert"]
 
 
+def test_all_variables_of_the_scripts_helps_are_passed_on(checkout):
+    named: set[str] = set()
+    for script in (ROOT / "scripts").glob("*.sh"):
+        for line in script.read_text().partition("Environment:")[2].splitlines():
+            if match := re.match(r"(?:  )?((?:[A-Z][A-Z0-9_]+(?:, | |$))+)", line):
+                named |= set(re.findall(r"[A-Z][A-Z0-9_]{4,}", match[1]))
+    assert len(named) > 10
+    folders = {"RESULTS_DIR", "BERT_PREP_WORKING_DIR"}
+    call = call_of(checkout, "launch.sh", **dict.fromkeys(named - folders, "1"))
+    assert {word.partition("=")[0] for word in flag(call, "--env")} >= named
+
+
 def test_build_takes_its_arguments_from_the_environment(checkout):
     settings = {
         "FROM_IMAGE_NAME": "nvcr.io/nvidia/pytorch:26.01-py3",
