@@ -33,6 +33,7 @@ import run_glue
 from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import RunConfig
+from bert_recipe.config.arguments import all_names
 from bert_recipe.reporting.comparison import (
     ScoreDifference,
     differences_of,
@@ -76,7 +77,7 @@ FLAGS = (
 )
 # What this program decides.
 REFUSED = (
-    *("--epochs", "--train-batch-size", "--batch-size", "--init-checkpoint", "--max-steps"),
+    *("--epochs", "--batch-size", "--init-checkpoint", "--max-steps"),
     *("--num-folds", "--frozen-encoder"),
 )
 
@@ -135,7 +136,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespa
     parser.add_flags("comparison", FLAGS)
     args, command = parser.parse_known_args(argv)
     given = {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("--")}
-    if refused := sorted(given.intersection(REFUSED)):
+    if refused := sorted(given & all_names(REFUSED)):
         parser.error(f"leave {refused[0]} out: this program decides it")
     if "--eval-file" not in given and "--eval-fraction" not in given:
         command += ["--eval-fraction", "0.2"]

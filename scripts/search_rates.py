@@ -35,6 +35,7 @@ import numpy as np
 import report
 from bert_recipe.checkpoint.record import read_record
 from bert_recipe.config import RunConfig
+from bert_recipe.config.arguments import all_names
 from bert_recipe.config.fine_tuning_defaults import BY_RULE
 from bert_recipe.reporting.comparison import scores_of_seeds
 from bert_recipe.reporting.markdown import markdown_table
@@ -62,9 +63,8 @@ PROGRAMS = ("run_glue.py", "run_ner.py", "run_embeddings.py", "run_squad.py")
 NEEDED = ("--do-train", "--do-eval")
 # What this program sets, and what would leave nothing to compare.
 REFUSED = (
-    *("--learning-rate", "--lr", "--epochs", "--num-train-epochs", "--max-steps", "--output-dir"),
-    *("--resume-from-checkpoint", "--overwrite", "--seed", "--num-seeds", "--num-folds"),
-    *("--benchmark", "--report-file"),
+    *("--learning-rate", "--epochs", "--max-steps", "--output-dir", "--seed", "--num-seeds"),
+    *("--num-folds", "--resume-from-checkpoint", "--overwrite", "--benchmark", "--report-file"),
 )
 FLAGS = (
     Flag(
@@ -109,7 +109,7 @@ def check_command(parser: ArgumentParser, program: str, command: Sequence[str]) 
     given = {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("--")}
     if missing := [flag for flag in NEEDED if flag not in given]:
         parser.error(f"the command of {program} needs {' and '.join(missing)}")
-    if refused := sorted(given.intersection(REFUSED)):
+    if refused := sorted(given & all_names(REFUSED)):
         parser.error(f"leave {refused[0]} out of the command of {program}: this program decides it")
 
 

@@ -2,6 +2,7 @@
 their combinations, and the run's configuration. Does not import torch, so that parsing is fast.
 """
 
+import itertools
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,6 +48,15 @@ def run_flags(program: str, unused: Collection[str] = ()) -> dict[str, list[Flag
         flags = [flag for flag in flags if flag.tags.get("only", program) == program]
         groups[title] = [flag for flag in flags if flag.name not in unused]
     return groups
+
+
+def all_names(flags: Collection[str]) -> set[str]:
+    """The names of these flags of fine-tuning programs, and their other names."""
+    names = set(flags)
+    for flag in itertools.chain.from_iterable(run_flags(FINE_TUNING).values()):
+        if not names.isdisjoint(flag.names):
+            names |= set(flag.names)
+    return names
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:

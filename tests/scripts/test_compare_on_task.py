@@ -55,7 +55,8 @@ def test_both_models_are_compared_by_vectors_and_fine_tuned_on_the_same_texts(in
     other = run_here([*words, "--seed", 43], compare_on_task.main)
     assert_refused(other, "seed-42 is of an earlier command with other seeds")
     shutil.rmtree(tmp_path / "after")
-    assert_refused(run_here([*words, "--epochs", 2], compare_on_task.main), "leave --epochs out")
+    for flag in ("--epochs", "--num-train-epochs"):
+        assert_refused(run_here([*words, flag, 2], compare_on_task.main), f"leave {flag} out")
 
 
 def test_vectors_are_compared_with_100_labels_and_with_all(inputs, tmp_path):

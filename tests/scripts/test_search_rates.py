@@ -100,6 +100,7 @@ def test_a_command_that_leaves_nothing_to_compare_is_refused(command, tmp_path):
     for words, says in (
         (search, "give a command of run_glue.py or run_ner.py or"),
         ([*search, *command, "--learning_rate=1"], "leave --learning-rate out"),
+        ([*search, *command, "--json-summary", "a"], "leave --json-summary out"),
         ([*search, *(word for word in command if word != "--do-eval")], "needs --do-eval"),
         (
             [*search, *command, "--eval-steps=1", "--metric-for-best-model=eval_loss"],
