@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.start import NamedStart, decide_start
-from bert_recipe.config import CUSTOM, FINE_TUNING, RunConfig
+from bert_recipe.config import CUSTOM, FINE_TUNING, ModelSelection, RunConfig
 from bert_recipe.config.arguments import make_run_config, parse_run_arguments, run_flags
 from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.model.encoders.base import PreTrainedModel
@@ -24,17 +24,16 @@ from bert_recipe.training.plan import folders_of, make_run
 from bert_recipe.training.setup import build_trainer, open_report, start_runtime
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.training.workflow import train as train_run
-from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.command_line import ArgumentParser, flags_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject
 
 BATCH_SIZE = 32
 # Of flags whose work is the caller's.
 UNUSED = {
-    *("bert_model", "config_file", "vocab_file", "pre_layer_norm", "global_rope_theta"),
-    *("dropout", "do_lower_case", "from_pretrained_params", "from_checkpoint"),
-    *("last_step_of_checkpoint", "num_seeds", "estimate_memory", "eval_steps"),
-    *("early_stopping", "max_seq_length"),
+    *(flag.name for flag in flags_of(ModelSelection)),
+    *("from_pretrained_params", "from_checkpoint", "last_step_of_checkpoint", "num_seeds"),
+    *("estimate_memory", "eval_steps", "early_stopping", "max_seq_length"),
 }
 
 
