@@ -50,11 +50,6 @@ from bert_recipe.utils.command_line import (
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.
 
-# Besides the flags of training and its updates.
-NO_EFFECT_ON_FITS = {
-    *("label_smoothing", "metric_for_best_model", "dropout", "estimate_memory"),
-    *("resume_from_checkpoint", "model_prefix"),
-}
 OTHER_PROGRAMS = {"ner": "run_ner.py", "embedding": "run_embeddings.py"}  # by task
 
 
@@ -89,7 +84,7 @@ def check_frozen(args: Arguments, parser: ArgumentParser) -> None:
     if args.do_train and args.from_pretrained_params is None:
         parser.error("--frozen-encoder needs an encoder: give --init-checkpoint")
     flags = flags_of(TrainerConfig, LoaderConfig, OptimizerConfig, ScheduleConfig, ParallelConfig)
-    names = {flag.name for flag in flags} - {"output_dir", "max_seq_length"} | NO_EFFECT_ON_FITS
+    names = {flag.name for flag in flags} - {"output_dir", "max_seq_length"}
     given = [args._given[name] for name in names if args.given(name) and args.get(name)]
     if given:
         parser.error(

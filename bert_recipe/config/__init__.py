@@ -121,6 +121,7 @@ class RunConfig:
         None,
         "print an estimate of the memory that each process needs, and exit; PROCESSES: by default "
         "those started now",
+        excludes=("--frozen-encoder",),
         options={"nargs": "?", "const": 0, "metavar": "PROCESSES"},
     )
     seed: int = option(
@@ -132,6 +133,7 @@ class RunConfig:
         "model",
         "prefix of the file names of the training state",
         needs=TRAIN,
+        excludes=("--frozen-encoder",),
     )
     arguments: Arguments = field(default_factory=Arguments)
 

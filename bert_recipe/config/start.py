@@ -75,6 +75,7 @@ class ModelSelection:
         None,
         "dropout of hidden states and attention; by default that of the config",
         needs=TRAIN,
+        excludes=("--frozen-encoder",),
     )
     do_lower_case: bool | None = option(
         "--do-lower-case",
@@ -129,7 +130,7 @@ class StartConfig:
         False,
         "resume this run's newest checkpoint, or start from step 1 without one",
         needs=TRAIN,
-        excludes=("--from-checkpoint",),
+        excludes=("--from-checkpoint", "--frozen-encoder"),
     )
     overwrite: bool = option(
         "--overwrite --overwrite-output-dir",

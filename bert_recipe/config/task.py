@@ -42,6 +42,7 @@ class LearningOptions:
         0.0,
         "share of the target that all classes have in equal parts; of SQuAD all tokens",
         needs=TRAIN,
+        excludes=("--frozen-encoder",),
         result=True,
         only=FINE_TUNING,
     )
