@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import shutil
 import sys
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from small_runs import run_here
 
 import create_pretraining_data
 from bert_recipe.data_loading.hdf5_shards import KEYS
+from bert_recipe.data_loading.row_rules import COMMON_ATTRIBUTES
 from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.data_preparation.samples.corpus import Corpus, read_blocks, read_corpus
 from bert_recipe.data_preparation.samples.create_shards import create_shard
@@ -422,6 +424,11 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
             "do_lower_case": True,
         }
         assert contract.items() <= dict(file.attrs).items()
+
+
+def test_shards_of_other_options_are_not_mixed():
+    sizes = {"sequence_length", "predictions_per_sequence"}  # of the data sets
+    assert {field.name for field in fields(SampleOptions)} - sizes <= set(COMMON_ATTRIBUTES)
 
 
 def test_compressed_text_gives_the_same_samples(text_folder, made, tmp_path):
