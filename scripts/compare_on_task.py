@@ -97,8 +97,11 @@ def describe(score: ScoreDifference) -> str:
 
 
 def compare(folders: Sequence[Path], how: str) -> list[str]:
-    """A line for each score of the runs in both folders, before and after. how: what was done."""
-    differences = differences_of(*map(read_model, folders))
+    """A line for each score of the runs in both folders, before and after, and one on those that
+    are not defined for all runs. how: what was done.
+    """
+    models = [read_model(folder) for folder in folders]
+    differences = list(differences_of(*models))
     baselines = mean_baselines(folders[0])
     lines = []
     for score in differences:
@@ -110,6 +113,11 @@ def compare(folders: Sequence[Path], how: str) -> list[str]:
         ]
         beside = f" ({', '.join(others)})" if others else ""
         lines.append(f"{how}: {describe(score)}{beside}")
+    runs = [rows for model in models for seeds in model.sets.values() for rows in seeds.values()]
+    names = set().union(*(rows.scores for rows in runs)) - {score.name for score in differences}
+    if names or not differences:
+        what = ", ".join(sorted(names)).replace("_", " ") or "any score"
+        lines.append(f"{how}: not compared, since it is not defined for all runs: {what}")
     return lines
 
 

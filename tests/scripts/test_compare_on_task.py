@@ -1,11 +1,14 @@
 """Models before and after continued pre-training, compared on a task."""
 
+import itertools
+import json
 import shutil
 
 import numpy as np
 import pytest
 from conftest import assert_refused, read_json
 from glue_runs import sentences, write_csv
+from scored_runs import write_run
 from small_runs import run_here, steps_folder, train
 
 from bert_recipe.reporting.comparison import ScoreDifference
@@ -27,6 +30,22 @@ def test_a_model_that_became_worse_is_said_to_be_worse(interval, words):
     difference = Difference((0.5, 0.5 + sum(interval) / 2), interval, p_value)
     text = compare_on_task.describe(ScoreDifference("", "accuracy", 600, difference))
     assert words in text
+
+
+def test_a_score_that_is_not_defined_for_all_runs_is_named(tmp_path):
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder, seed in itertools.product(folders, (1, 2)):
+        write_run(folder / "model" / "regression" / f"seed-{seed}", "numbers", seed)
+    scores = read_json(folders[1] / "model" / "regression" / "seed-2" / "scores.json")
+    lines = compare_on_task.compare(folders, "vectors")
+    assert len(lines) == 2 and "not compared" not in "".join(lines)
+    for name, undefined in (("pearson", "pearson"), ("spearman", "pearson, spearman")):
+        scores[name] = None  # as of a model that predicts one number
+        path = folders[1] / "model" / "regression" / "seed-2" / "scores.json"
+        path.write_text(json.dumps(scores))
+        *compared, last = compare_on_task.compare(folders, "vectors")
+        assert len(compared) == 2 - len(undefined.split())
+        assert last.endswith(f"it is not defined for all runs: {undefined}")
 
 
 def models_and_table(inputs, folder, count):
