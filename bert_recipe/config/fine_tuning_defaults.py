@@ -66,7 +66,9 @@ def fine_tuning_defaults(
     kind: of the task, see Task.defaults_kind.
     width: hidden_size of the encoder.
     optimizer: its name.
-    num_rows: rows, tagged sentences, pairs or questions of the whole training file.
+    num_rows: rows, pairs, questions, or tagged sentences and parts of those longer than a sequence,
+        of the whole training file. A question counts once, however many windows it has: more
+        windows make more updates than the least, which costs time, and hold no more answers.
     from_random_weights: whether nothing is pre-trained.
     num_labels: of the texts.
     """

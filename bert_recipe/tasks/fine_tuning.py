@@ -172,11 +172,13 @@ class FineTuningTask(Task, Protocol):
     options: what the flags say.
     logits_axis: `token` or `sequence`.
     perfect_score: the highest value of `metric`.
+    counted: what the rule of fine_tuning_defaults.py counts as rows.
     """
 
     options: FineTuningOptions
     logits_axis: str
     defaults_kind: str | None = "texts"
+    counted: str = "rows"
     perfect_score: float = 1.0
     compiling_pays_from: int = 6000
     without_weights: str | None = "fine-tuning starts from random weights: give --init-checkpoint"

@@ -130,7 +130,8 @@ def choose_settings(
             "warmup_proportion": f"{WARMUP} {warmup:g}",
         }
         classes = f", {num_labels} classes" if num_labels > 1 else ""
-        source = f"{BY_RULE} (width {width}, {optimizer}, {data.num_rows:,} rows{classes})"
+        counted = f"{data.num_rows:,} {task.counted}"
+        source = f"{BY_RULE} (width {width}, {optimizer}, {counted}{classes})"
         if recorded:
             source = "as recorded by the run that is resumed"
         if len(chosen & values.keys()) > ("warmup_proportion" in chosen):

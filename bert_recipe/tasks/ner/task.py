@@ -85,6 +85,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     head = "token_classification"
     logits_axis = "token"
     defaults_kind = "words"
+    counted = "sentences or parts of long ones"
     result_files = (*names_like(PREDICTED), SCORED_FILE, SCORED_TEXTS)
 
     @property

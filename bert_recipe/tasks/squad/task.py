@@ -72,7 +72,7 @@ class SquadTask(FineTuningTask, SeparableTask):
     name = "squad"
     head = "question_answering"
     logits_axis = "token"
-    defaults_kind = "questions"
+    defaults_kind = counted = "questions"
     perfect_score = PERFECT
     result_files = (*PREDICTION_FILES, SCORED_FILE, *names_like(PREDICTED))
 
