@@ -93,6 +93,12 @@ class Cluster:
         }
         return subprocess.run(["bash", ROOT / "run.sub"], capture_output=True, text=True, **options)
 
+    def start(self, **settings: str) -> subprocess.Popen:
+        """A job that goes on."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        options = {"cwd": self.folder, "env": self.environment(**settings)}
+        return subprocess.Popen(["bash", ROOT / "run.sub"], **options, **pipes)
+
     def record(self, **settings: str) -> list[str]:
         """The arguments of `srun` in a job, which runs nothing."""
         (self.folder / "bin" / "srun").write_text(
@@ -113,23 +119,30 @@ def cluster(tmp_path):
     return Cluster(tmp_path)
 
 
+def test_a_job_that_is_asked_to_stop_waits_for_its_tasks_and_requeues_itself(cluster):
+    tasks = (
+        'trap "echo saved; exit 143" TERM; touch "$FAKE_SLURM/runs"; while :; do sleep 0.05; done'
+    )
+    (cluster.folder / "bin" / "srun").write_text(f"#!/bin/bash\n{tasks}\n")
+    job = cluster.start()
+    wait_until(lambda: (cluster.folder / "runs").exists() or job.poll() is not None)
+    job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
+    output, _ = job.communicate(timeout=PATIENCE)
+    assert "saved\n" in output and job.returncode == 143, output
+    assert cluster.said("scontrol") == ["requeue 1234"]
+
+
+@pytest.mark.release
 def test_a_preempted_job_of_two_nodes_saves_and_requeues_itself_and_continues_on_one(cluster):
     flags = "--num-steps-per-checkpoint 100000 --data-parallel-shard-degree -1"
     report = cluster.folder / "results" / "dllogger_p1.json"
-    with subprocess.Popen(
-        ["bash", ROOT / "run.sub"],
-        cwd=cluster.folder,
-        env=cluster.environment(SLURM_JOB_NUM_NODES="2", TRAIN_STEPS="100000", EXTRA_ARGS=flags),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as job:
+    with cluster.start(SLURM_JOB_NUM_NODES="2", TRAIN_STEPS="100000", EXTRA_ARGS=flags) as job:
         try:
             wait_until(
                 lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2)
             )
         finally:  # the end of `with` waits for the job
-            job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
+            job.send_signal(signal.SIGUSR1)
         output, _ = job.communicate(timeout=PATIENCE)
     assert "--ntasks=2" in cluster.said("srun")
     assert [cluster.said("scontrol")[n] for n in (0, -1)] == [
