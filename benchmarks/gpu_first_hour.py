@@ -27,7 +27,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -180,7 +179,6 @@ MODES = {
     "fp32, dropout": Mode(NONE, "amp", 2e-2),
     "amp, by default": Mode(("--amp",), "amp", 2e-2, seconds=60),
     "amp, compiled layers": Mode(("--amp", "--compile", "layers"), "amp", 2e-2, seconds=60),
-    "fp8": Mode(("--amp", "--fp8", *NONE), "amp", 2e-2),
     "CPU offload": Mode(("--amp", "--enable-cpu-offload", *NONE), "amp", 1e-3, seconds=40),
     "fp32, no dropout": Mode(("--dropout", "0", *NONE), "CPU", 1e-4, 25),
     "ModernBERT, Muon": Mode(
@@ -195,9 +193,8 @@ MODES = {
     "triton": Mode(("--amp", "--attention", "triton", *NONE), "amp", 2e-2),
     "triton, again": Mode(("--amp", "--attention", "triton", *NONE), "triton", 0.0),
     "checkpointing": Mode(("--amp", "--activation-checkpoint", "full", *NONE), "amp", 1e-3),
-    "fp8, by default": Mode(("--amp", "--fp8"), "amp", 2e-2, seconds=120),
 }
-ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload", "--attention"}
+ONLY_GPU = {"--fp16", "--enable-cpu-offload", "--attention"}
 
 
 def training(call: Call) -> Iterator[Item]:
@@ -213,8 +210,6 @@ def training(call: Call) -> Iterator[Item]:
 
 
 def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
-    if "--fp8" in mode.flags and find_spec("torchao") is None:
-        return {"skipped": "torchao is not installed"}
     if mode.reference in REFERENCES:
         call.losses[mode.reference] = reference_losses(call, mode.reference)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -233,7 +228,7 @@ def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
     }
     is_right = all(report["checkpoints"].values())
     is_right = is_right and result["skipped_updates"] <= MAX_SKIPPED_UPDATES
-    if "--compile" not in mode.flags and "--fp8" not in mode.flags:
+    if "--compile" not in mode.flags:
         is_right = is_right and result["graphs"] <= MAX_GRAPHS
     if mode.reference in call.losses:
         expected = call.losses[mode.reference]

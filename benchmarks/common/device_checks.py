@@ -48,10 +48,8 @@ from bert_recipe.training.trainer import Trainer
 
 FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
 PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)
-FLOAT8 = Precision(torch.bfloat16, float8=True)
 # Of each tensor.
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
-FLOAT8_LIMIT = 3e-1
 PURE_LIMIT = 1e-1  # of 16-bit weights: sums over tokens, as for biases, are rounded to 16 bits too
 LOSS_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 3e-3}
 # The central difference of losses has an error of its own: rounding, and the third derivative.
@@ -146,15 +144,7 @@ def cases(device: torch.device) -> dict[str, Case]:
     }
     if has_float16(device):
         named_cases[f"{fast}, fp16"] = Case(FLOAT16, fast)
-    if has_float8(device):
-        named_cases["float8"] = Case(FLOAT8)
     return named_cases
-
-
-def has_float8(device: torch.device) -> bool:
-    """A CPU emulates it."""
-    is_new = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
-    return is_new and find_spec("torchao") is not None
 
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -259,9 +249,7 @@ def compare(
     worst = max(errors, key=lambda name: errors[name] if np.isfinite(errors[name]) else np.inf)
     loss_error = abs(loss - expected_loss) / expected_loss
     loss_limit, limit = LOSS_LIMITS[precision.dtype], LIMITS[precision.dtype]
-    if precision.float8:
-        loss_limit, limit = 10 * loss_limit, FLOAT8_LIMIT
-    elif precision.pure:
+    if precision.pure:
         limit = PURE_LIMIT
     are_right = all(error < limit for error in errors.values())
     return {

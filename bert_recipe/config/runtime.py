@@ -135,16 +135,6 @@ class PrecisionConfig:
     tf32: bool = option(
         "--tf32", bool, False, "float32 matrix products in TF32, on GPUs that have it", result=True
     )
-    fp8: bool = option(
-        "--fp8",
-        bool,
-        False,
-        "matrix products of the layers in float8, with torchao, on GPUs from Ada and Hopper on; "
-        "combine with --compile; by count not faster than --amp for BERT-large, never measured",
-        needs=("--amp or --use-pure-fp16",),
-        excludes=("--estimate-memory",),
-        result=True,
-    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import contextlib
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,13 +18,11 @@ DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
 class Precision:
     """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With
     `pure`, the model's weights are in `dtype` and the optimizer updates float32 master weights.
-    float8: see `use_float8`.
     loss_scale, dynamic_loss_scale: see LossScale.
     """
 
     dtype: torch.dtype = torch.float32
     pure: bool = False
-    float8: bool = False
     loss_scale: float = 1.0
     dynamic_loss_scale: bool = False
 
@@ -83,37 +80,11 @@ def select_precision(config: PrecisionConfig, device: torch.device) -> Precision
         raise UserError(
             "--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16"
         )
-    if config.fp8 and dtype != torch.bfloat16:
-        raise UserError(
-            "--fp8 has bfloat16 beside float8: leave out --amp-dtype float16 and loss scaling"
-        )
-    if config.fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
-        raise UserError("--fp8: this device has no float8: leave it out")
-    precision = Precision(dtype, config.pure_fp16, config.fp8)
+    precision = Precision(dtype, config.pure_fp16)
     if precision.needs_loss_scale:
         scale, is_dynamic = config.loss_scale, config.dynamic_loss_scale
         precision = replace(precision, loss_scale=scale, dynamic_loss_scale=is_dynamic)
     return precision
-
-
-def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Replaces the linear layers in `layers` by torchao's, in place: inputs and weights are rounded
-    to float8 e4m3 and gradients to e5m2, each tensor with its own scale (Micikevicius et al.,
-    2022); names and weights stay. BERT's query, key and value, which are one product of fused
-    weights, and layers whose sizes are no multiples of 16 remain in 16 bits. On a CPU, float8 is
-    emulated.
-    """
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    # Products over the tokens, whose number is arbitrary, need a multiple of 16.
-    config = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
-    fused = {f"attention.self.{name}" for name in ("query", "key", "value")}
-
-    def is_converted(module: nn.Linear, name: str) -> bool:
-        return name not in fused and module.in_features % 16 == module.out_features % 16 == 0
-
-    for layer in layers:
-        convert_to_float8_training(layer, config=config, module_filter_fn=is_converted)
 
 
 def optimizer_product_dtype(precision: Precision, device: torch.device) -> torch.dtype:

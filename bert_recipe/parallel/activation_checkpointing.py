@@ -17,10 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 # `selective` saves the outputs of linear layers, which are the most expensive to recompute.
-# _scaled_mm is the product in float8.
-SAVED_OPERATIONS = {
-    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "_scaled_mm")
-}
+SAVED_OPERATIONS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear")}
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     SAVED_OPERATIONS.add(torch.ops.mkldnn._linear_pointwise.default)
 

@@ -50,7 +50,7 @@ def choose_what_to_compile(
     if missing := missing_for_compile(device):
         return "none", f"note: nothing is compiled: torch.compile needs {', and '.join(missing)}"
     is_whole = parallel.shard_degree == 1 and parallel.activation_checkpoint == "none"
-    return "model" if is_whole and not config.precision.fp8 else "layers", note
+    return "model" if is_whole else "layers", note
 
 
 def check_compile(what: str, device: torch.device) -> None:

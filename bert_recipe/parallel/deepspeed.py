@@ -85,7 +85,6 @@ def refused_flags(config: RunConfig) -> list[str]:
         "--data-parallel-replicate-degree": parallel.replicate_degree is not None,
         "--enable-cpu-offload": parallel.cpu_offload,
         "--compile": parallel.compiles,
-        "--fp8": config.precision.fp8,
         "--deterministic": config.runtime.deterministic,
         "--profile-update": trainer.profile_update is not None,
         "--freeze-layers": trainer.freeze_layers is not None,

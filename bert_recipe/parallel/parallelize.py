@@ -9,7 +9,6 @@ import torch
 
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.optimization.precision import use_float8
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.activation_checkpointing import checkpoint_activations
 from bert_recipe.parallel.attention_choice import check_attention_flag, choose_attention
@@ -57,8 +56,6 @@ def parallelize(
         for called in models:
             for encoder in called.encoders:
                 choose_attention(encoder, device, config.attention)
-    if precision.float8:
-        use_float8(model.all_layers, device)
     if config.activation_checkpoint != "none":
         checkpoint_activations(model.all_layers, config.activation_checkpoint)
     fallback = None

@@ -176,7 +176,6 @@ OPTIONAL_PACKAGES = {
     "scipy": "scoring",
     "sklearn": "scoring",
     "tensorboard": "--tensorboard-dir",
-    "torchao": "--fp8",
     "transformers": "export_onnx.py",
     "wandb": "--wandb-project",
 }

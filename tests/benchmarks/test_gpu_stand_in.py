@@ -56,7 +56,6 @@ CASES = {
     "bfloat16; 64 GPUs, FSDP2": (64, "bert-large-uncased", ("--amp", *FSDP2)),
     "bfloat16; 64 GPUs, hybrid": (64, "bert-large-uncased", ("--amp", *HYBRID)),
     "deterministic, float32; one GPU": (1, "bert-mini-uncased", ("--deterministic",)),
-    "float8; one GPU": (1, "bert-mini-uncased", ("--amp", "--fp8")),
     "compiled layers; one GPU": (1, "bert-mini-uncased", ("--amp", "--compile", "layers")),
     "compiled layers, full checkpointing; one GPU": (
         1,
@@ -81,9 +80,9 @@ CASES = {
     "compiled by default; one GPU": (1, "modernbert-mini", ("--amp", "--compile", "auto")),
     "compiled model; one GPU": (1, "bert-mini-uncased", ("--use-pure-fp16", "--compile", "model")),
 }
-# The estimate knows no float8 and no padded attention; Inductor keeps what it likes of a small
+# The estimate knows no padded attention; Inductor keeps what it likes of a small
 # model.
-UNESTIMATED = ("float8", "compiled", "deterministic, float32")
+UNESTIMATED = ("compiled", "deterministic, float32")
 PRESETS = [
     (script, config, name)
     for script, config in (

@@ -38,7 +38,8 @@ def test_losses_gradients_and_random_state_are_identical_to_the_bit(
 
     def trace(module: nn.Module, **options) -> None:
         """The same operators as by default, without minutes of C++ compilation. For the sizes of
-        this step: test_float8.py traces checkpointed layers for all sizes, which takes longer.
+        this step: test_parallelize.py traces checkpointed layers for all sizes, which takes
+        longer.
         """
         compile_module(module, **options | {"dynamic": False, "backend": "aot_eager"})
 

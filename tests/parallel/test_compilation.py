@@ -37,7 +37,6 @@ SHARDED = "--data-parallel-shard-degree -1"
     [
         (GPU, "", "model"),
         (GPU, "--amp --enable-cpu-offload", "model"),
-        (GPU, "--amp --fp8", "layers"),
         (GPU, "--activation-checkpoint selective", "layers"),
         (GPU, SHARDED, "layers"),
         (GPU, "--compile none", "none"),

@@ -220,8 +220,8 @@ def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_unco
     assert not counters["graph_break"], counters["graph_break"]
 
 
-# Layers in DDP: test_float8.py.
 COMPILED = {
+    "DDP, layers": ("--compile", "layers", "--activation-checkpoint", "selective"),
     "DDP, model": ("--compile", "model", "--profile-update", 2),
     "FSDP2, layers": ("--compile", "layers", "--data-parallel-shard-degree", -1),
 }
@@ -229,12 +229,11 @@ COMPILED = {
 
 def pretrain_without_code_generation(commands: list[Command]) -> int:
     """On one rank. Forward graphs are traced in all runs; backward graphs, which takes longer, of
-    shards. Those of a whole model are traced in one process (test_compilation.py).
+    layers. Those of a whole model are traced in one process (test_compilation.py).
     """
     compile_of = {backend: compile_on_one_rank(backend) for backend in ("aot_eager", "eager")}
     for command in commands:
-        is_sharded = "--data-parallel-shard-degree" in command.argv
-        torch.nn.Module.compile = compile_of["aot_eager" if is_sharded else "eager"]
+        torch.nn.Module.compile = compile_of["aot_eager" if "layers" in command.argv else "eager"]
         torch._dynamo.reset()
         counters.clear()
         if code := pretrain(command):

@@ -252,7 +252,7 @@ class ModernBertMLP(nn.Module):
         self.dropout = Dropout(config.mlp_dropout)
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
-        # For inference and float8, Wi is another module.
+        # For inference, Wi is another module.
         if type(self.Wi) is Linear:
             inner, gate = self.Wi.products(hidden_TE)
         else:
