@@ -13,7 +13,6 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.reporting.comparison_cards import comparison_cards
-from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
@@ -45,8 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if output.resolve() in logs:
         raise UserError(f"--output {output} is a log to report on: choose another path")
     output.parent.mkdir(parents=True, exist_ok=True)
-    suites = [Suite.read(path) for path in args.runs]
-    write_atomically(output, render(runs, suites, comparison_cards(args.runs, runs)))
+    write_atomically(output, render(runs, comparison_cards(args.runs, runs)))
     for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {output}"]:
         print_line(line)
 

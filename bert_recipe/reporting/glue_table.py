@@ -5,6 +5,7 @@ published results.
 import re
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,45 +55,32 @@ class TaskResult(NamedTuple):
         return f"{self.median:.1f}{deviation} ({len(self.results)})"
 
 
-class Suite(NamedTuple):
-    """The finished tasks of a suite. Of another folder, there are none."""
+def finished_tasks(folder: Path) -> list[TaskResult]:
+    """Those of the suite in `folder`."""
+    tasks = []
+    for task, (title, metrics) in TASKS.items():
+        record = folder / f"{task}.done"
+        command = record.read_text(encoding="utf-8") if record.is_file() else ""
+        if command and (results := task_results(folder / task, metrics, command)):
+            start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command)
+            names = ", ".join(metrics).replace("_", " ")
+            tasks.append(TaskResult(title, names, results, task != "mnli" and start is not None))
+    return tasks
 
-    folder: Path
-    tasks: list[TaskResult]
 
-    @classmethod
-    def read(cls, folder: Path) -> "Suite":
-        results_of_tasks = []
-        for task, (title, metrics) in TASKS.items():
-            record = folder / f"{task}.done"
-            command = record.read_text(encoding="utf-8") if record.is_file() else ""
-            if command and (results := task_results(folder / task, metrics, command)):
-                start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command)
-                names = ", ".join(metrics).replace("_", " ")
-                results_of_tasks.append(
-                    TaskResult(title, names, results, task != "mnli" and start is not None)
-                )
-        return cls(folder, results_of_tasks)
-
-    @property
-    def mean(self) -> str:
-        return f"{statistics.mean(task.median for task in self.tasks):.1f}"
-
-    @property
-    def notes(self) -> list[str]:
-        chained = ", ".join(task.title for task in self.tasks if task.is_chained) or "none"
-        return [
-            "Development sets; median ± standard deviation (number of seeds), in percent.",
-            f"Started from the model fine-tuned on MNLI: {chained}.",
-        ]
-
-    def markdown(self) -> str:
-        """The page: notes, the table of the results, and that of published ones."""
-        header = [f"{task.title} ({task.metrics})" for task in self.tasks] + ["mean"]
-        results = [str(task) for task in self.tasks]
-        results.append(f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)")
-        published = markdown_table(PUBLISHED_COLUMNS, PUBLISHED)
-        return "\n".join([*self.notes, "", markdown_table(header, [results]), "", published, ""])
+def markdown(tasks: Sequence[TaskResult]) -> str:
+    """The page: notes, the table of the results, and that of published ones."""
+    chained = ", ".join(task.title for task in tasks if task.is_chained) or "none"
+    notes = [
+        "Development sets; median ± standard deviation (number of seeds), in percent.",
+        f"Started from the model fine-tuned on MNLI: {chained}.",
+    ]
+    header = [f"{task.title} ({task.metrics})" for task in tasks] + ["mean"]
+    mean = statistics.mean(task.median for task in tasks)
+    results = [str(task) for task in tasks]
+    results.append(f"**{mean:.1f}** ({len(tasks)} of {len(TASKS)} tasks)")
+    published = markdown_table(PUBLISHED_COLUMNS, PUBLISHED)
+    return "\n".join([*notes, "", markdown_table(header, [results]), "", published, ""])
 
 
 def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:
@@ -112,11 +100,13 @@ def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[f
 
 
 def main() -> None:
-    suite = Suite.read(Path(sys.argv[1]))
-    if not suite.tasks:
-        raise UserError(f"{suite.folder} has no scores: run scripts/run_glue_suite.sh first")
-    write_atomically(suite.folder / "glue.md", suite.markdown())
-    print_line(f"{suite.markdown()}\nwritten to {suite.folder / 'glue.md'}")
+    folder = Path(sys.argv[1])
+    tasks = finished_tasks(folder)
+    if not tasks:
+        raise UserError(f"{folder} has no scores: run scripts/run_glue_suite.sh first")
+    table = markdown(tasks)
+    write_atomically(folder / "glue.md", table)
+    print_line(f"{table}\nwritten to {folder / 'glue.md'}")
 
 
 if __name__ == "__main__":

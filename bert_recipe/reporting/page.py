@@ -26,7 +26,6 @@ from bert_recipe.reporting.facts import (
     show_time,
     title_of,
 )
-from bert_recipe.reporting.glue_table import PUBLISHED, Suite
 from bert_recipe.reporting.records import (
     PHASE_TITLES,
     Run,
@@ -248,9 +247,7 @@ ENVIRONMENT.filters |= {
 }
 
 
-def render(
-    runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[ComparisonCard] = ()
-) -> str:
+def render(runs: list[Run], comparisons: Sequence[ComparisonCard] = ()) -> str:
     """Renders the page. comparisons: of runs that scored the same rows."""
     sections = [make_section(series) for series in group_series(runs)]
     for section in sections:  # of which a section has the means
@@ -271,10 +268,8 @@ def render(
         now=datetime.datetime.now().timestamp(),
         last_record=max(session.ended for run in runs for session in run.sessions),
         sections=sections,
-        suites=[suite for suite in suites if suite.tasks],
         comparisons=comparisons,
         difference_header=DIFFERENCE_HEADER,
-        published=PUBLISHED,
         curves=[curve for chart in charts for curve in chart["curves"]],
         keys={entry.label: entry for entry in series if entry.label}.values(),
     )
