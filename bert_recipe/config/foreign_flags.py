@@ -1,5 +1,6 @@
 """Flags of other systems that no program has, and what to type instead. Others are names of flags
-here. A flag without a counterpart gets no row, unless the scripts of NVIDIA or bing_bert give it.
+here. A flag without a counterpart gets no row, unless the scripts of NVIDIA or bing_bert give it;
+nor one that is like its counterpart, which "did you mean" names (utils/suggestions.py).
 """
 
 from typing import NamedTuple
@@ -51,17 +52,14 @@ TABLE = (
         ),
         programs=(PRE_TRAINING,),
     ),
-    Row("--checkpoint_activations", "use --activation-checkpoint full"),
     Row(
         "--phase1_end_step", "use --max-steps in phase 1, and --from-phase1-final-params in phase 2"
     ),
-    Row("--steps_this_run_phase1", "use --steps-this-run"),
     Row(
         "--skip_checkpoint",
         "use --num-steps-per-checkpoint, above --max-steps; the last step is saved",
     ),
     Row("--n_gpu", "use torchrun --nproc-per-node=N"),
-    Row("--loss_scale", "use --scale-loss, or --use-dynamic-loss-scaling"),
     Row("--eval-script", "--do-eval scores predictions without another script; leave it out"),
     Row("--disable-progress-bar", "there is no bar without a terminal; leave it out"),
     Row("--output_file", "use --output-dir: shards are written into a folder", programs=(DATA,)),
@@ -106,7 +104,6 @@ TABLE = (
     ),
     Row("--deepspeed_sparse_attention", "attention is dense or local (ModernBERT); leave it out"),
     Row("--progressive_layer_drop", "all layers are trained; leave it out"),
-    Row("--max_pred", "use --max-predictions-per-seq", programs=(PRE_TRAINING,)),
     Row(
         "--validation_data_path_prefix",
         "use --eval-dir, a folder of held-out shards",
@@ -132,7 +129,6 @@ TABLE = (
     Row("--max_encoder_length", "use --max-seq-length", programs=(*TRAINING, INFERENCE)),
     Row("--train_iters", "use --max-steps"),
     Row("--warmup_iters", "use --warmup-proportion, a share of all updates"),
-    Row("--lr_decay_style", "use --lr-decay"),
     Row("--clip_grad", "use --max-grad-norm"),
     Row("--load", "use --init-checkpoint; for a run of this project, --resume-from-checkpoint"),
     Row("--save --save_name", "use --output-dir"),
@@ -187,11 +183,14 @@ TABLE = (
         programs=(FINE_TUNING,),
     ),
     Row("--patience", "use --early-stopping", programs=(FINE_TUNING,)),
-    Row("--hidden_dropout_prob --dropout_rate", "use --dropout"),
+    Row("--hidden_dropout_prob", "use --dropout"),
     Row("--checkpointing_steps", "use --num-steps-per-checkpoint"),
     Row("--with_tracking", "use --tensorboard-dir or --wandb-project"),
     Row("--load_in_8bit --load_in_4bit", "weights are float32; use --amp"),
-    Row("--gradient_checkpointing", "use --activation-checkpoint full"),
+    Row(
+        "--gradient_checkpointing --gradient_checkpointing_kwargs",
+        "use --activation-checkpoint full",
+    ),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
     Row("--save_total_limit", "the newest three checkpoints are kept; leave it out", unless=("3",)),
     Row("--tokenizer_name", "use --vocab-file, a vocab.txt or tokenizer.json"),
@@ -241,19 +240,8 @@ TABLE = (
         unless=("false",),
         programs=(*TRAINING, INFERENCE),
     ),
-    Row(
-        "--tf32_full_eval --bf16_full_eval --fp16_full_eval",
-        "evaluation computes as training does; use --amp",
-    ),
     Row("--lr_scheduler_kwargs", "use --lr-decay and the flags of its schedule (see --help)"),
     Row("--optim_args", "use --beta1, --beta2, --epsilon and --weight-decay"),
-    Row(
-        (
-            "--activation_checkpointing --activation_checkpointing_kwargs "
-            "--gradient_checkpointing_kwargs"
-        ),
-        "use --activation-checkpoint selective or full",
-    ),
     Row("--torch_compile_backend --torch_compile_mode", "use --compile model or layers"),
     Row("--run_name --project", "use --wandb-project, and --output-dir to tell runs apart"),
     Row("--eval_delay --eval_on_start", "use --eval-steps"),
@@ -284,7 +272,7 @@ TABLE = (
         programs=(FINE_TUNING,),
     ),
     Row(
-        "--sentence1_key --text --anchor_column --query_column",
+        "--sentence1_key --anchor_column --query_column",
         "use --text-column",
         programs=(FINE_TUNING,),
     ),
@@ -294,7 +282,6 @@ TABLE = (
         "use --pair-column",
         programs=(FINE_TUNING,),
     ),
-    Row("--negative_column", "use --negative-columns", programs=(FINE_TUNING,)),
     Row("--top_k --k", "use --n-best-size", programs=(INFERENCE,)),
     Row(
         "--file --predict_file --test_file",
