@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bert_recipe.config import MAX_LENGTH, RuntimeConfig
-from bert_recipe.tasks.reading import one_character, text_encoding
+from bert_recipe.tasks.reading import NumberReadingOptions
 from bert_recipe.tasks.squad.files import SquadOptions
 from bert_recipe.utils.command_line import (
     REQUIRED,
@@ -80,29 +80,7 @@ FLAGS = {
             ("--output", "--text-column or --question-column"),
             ("--text", "--question", "--fill-mask"),
         ),
-        Flag(
-            "--delimiter",
-            one_character,
-            None,
-            "character between the columns of the files to read, or tab",
-            ("--input",),
-        ),
-        Flag(
-            "--decimal",
-            (".", ","),
-            ".",
-            "mark of the numbers that are written to CSV and TSV; ',' as spreadsheets of many "
-            "languages have",
-            ("--output",),
-            options={"metavar": "MARK"},
-        ),
-        Flag(
-            "--encoding",
-            text_encoding,
-            None,
-            "encoding of the files to read: cp1252, ...",
-            ("--input",),
-        ),
+        *(flag for flag in flags_of(NumberReadingOptions) if flag.name != "skip_bad"),
         Flag(
             "--output",
             optional_path,

@@ -52,13 +52,16 @@ class SkipOptions:
 
 @dataclass(frozen=True)
 class ReadingOptions(SkipOptions):
-    """How tables and columns are read. decimal: mark of numbers in CSV and TSV."""
+    """How tables and columns are read; --input and --output are inference.py's. decimal: mark of
+    numbers in CSV and TSV.
+    """
 
     delimiter: str | None = option(
         "--delimiter",
         one_character,
         None,
         "character between the columns, such as ';' or tab; by default as the extension says",
+        ("--input",),
         result=True,
     )
     encoding: str | None = option(
@@ -66,9 +69,9 @@ class ReadingOptions(SkipOptions):
         text_encoding,
         None,
         "encoding of text files, such as cp1252; by default UTF-8",
+        ("--input",),
         result=True,
     )
-
     decimal: str = "."
 
     @property
@@ -89,6 +92,7 @@ class NumberReadingOptions(ReadingOptions):
         ".",
         "mark of the numbers in CSV and TSV: with ',' as spreadsheets of many languages have, "
         "numbers to learn are read and predictions written so",
+        ("--output",),
         options={"metavar": "MARK"},
         result=True,
     )
