@@ -152,42 +152,39 @@ def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
     if not spec.regression:
         return as_words(predicted, spec)
     if spec.score_range is None:
-        return as_text(predicted)
+        return list(map(repr, predicted.tolist()))
     return [f"{value:.3f}" for value in predicted.clip(*spec.score_range)]
 
 
-def as_text(numbers: np.ndarray) -> list[str]:
-    return [repr(float(number)) for number in numbers]
+def probabilities(logits_nC: np.ndarray, spec: TaskSpec) -> np.ndarray:
+    """Of each label [n, C], in float64, which tells those near 1 apart."""
+    logits = torch.from_numpy(logits_nC).double()
+    return (logits.sigmoid() if spec.multi_label else logits.softmax(1)).numpy()
 
 
-def probabilities(
-    logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool
-) -> list[dict[str, float]]:
-    """The probability of each label, for each sample."""
-    logits = torch.from_numpy(logits_nC)
-    values_nC = logits.sigmoid() if multi_label else logits.softmax(1)
-    return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
-
-
-def confidences(logits_nC: np.ndarray, predicted: np.ndarray, multi_label: bool) -> np.ndarray:
-    """The probability of each of the predictions [n] (see predictions_of); of several labels, that
-    of the one that is least sure to be right.
+def sureness(logits_nC: np.ndarray, spec: TaskSpec) -> np.ndarray:
+    """The probability of what is predicted: of the class [n]; of several labels of each, present or
+    absent [n, C].
     """
-    if multi_label:
-        return sureness(logits_nC, predicted).min(axis=1)
-    shares_nC = torch.from_numpy(logits_nC).softmax(1).numpy()
+    predicted, shares_nC = predictions_of(logits_nC, spec), probabilities(logits_nC, spec)
+    if spec.multi_label:
+        return np.where(predicted > 0, shares_nC, 1 - shares_nC)
     return np.take_along_axis(shares_nC, predicted[:, None], axis=1)[:, 0]
 
 
-def label_probabilities(logits_nC: np.ndarray) -> np.ndarray:
-    """In float64, which tells probabilities near 1 apart."""
-    return 1 / (1 + np.exp(-logits_nC.astype(np.float64)))
+def confidences(logits_nC: np.ndarray, spec: TaskSpec) -> list[float]:
+    """The probability of each prediction; of several labels, of the one that is least sure."""
+    sure = sureness(logits_nC, spec)
+    return (sure.min(axis=1) if spec.multi_label else sure).tolist()
 
 
-def sureness(logits_nC: np.ndarray, predicted_nC: np.ndarray) -> np.ndarray:
-    """The probabilities [n, C] of what is predicted for each label: 1, present, or 0, absent."""
-    probability_nC = label_probabilities(logits_nC)
-    return np.where(predicted_nC > 0, probability_nC, 1 - probability_nC)
+def probability_columns(logits_nC: np.ndarray, spec: TaskSpec) -> list[Row]:
+    """The probability of each label, for each row; none for regression."""
+    if spec.regression:
+        return [{} for _ in logits_nC]
+    names = [f"probability {label}" for label in spec.labels]
+    shares_nC = probabilities(logits_nC, spec).tolist()
+    return [dict(zip(names, shares, strict=True)) for shares in shares_nC]
 
 
 def write_submission(
@@ -213,29 +210,29 @@ def write_submission(
     return path
 
 
-def class_predictions(
-    logits_nC: np.ndarray, labels: Sequence[str], multi_label: bool
-) -> list[Prediction]:
+def class_predictions(logits_nC: np.ndarray, spec: TaskSpec) -> list[Prediction]:
     """For each row its `label`, or `labels` if there are several, `confidence` and the probability
     of each label; or `score`, a number.
     """
-    if logits_nC.shape[1] == 1 and not multi_label:
-        return [Prediction({"score": float(score)}) for (score,) in logits_nC]
-    # [n, C] with several labels, else [n]
-    chosen = (logits_nC > 0).astype(np.int64) if multi_label else logits_nC.argmax(axis=1)
-    confidence_n = confidences(logits_nC, chosen, multi_label).tolist()
+    predicted = predictions_of(logits_nC, spec)
+    if spec.regression:
+        return [Prediction({"score": number}) for number in predicted.tolist()]
+    parts = zip(
+        predicted,
+        confidences(logits_nC, spec),
+        probability_columns(logits_nC, spec),
+        strict=True,
+    )
     predictions = []
-    for number, probability_of in enumerate(probabilities(logits_nC, tuple(labels), multi_label)):
+    for chosen, confidence, columns in parts:
         row: Row = {}
-        if multi_label:
-            row["labels"] = [labels[index] for index in np.flatnonzero(chosen[number]).tolist()]
+        if spec.multi_label:
+            row["labels"] = [spec.labels[index] for index in np.flatnonzero(chosen)]
         else:
-            row["label"] = labels[int(chosen[number])]
-        row["confidence"] = confidence_n[number]
-        row |= {f"probability {name}": value for name, value in probability_of.items()}
-        ranked = [(value, name) for name, value in probability_of.items()]
+            row["label"] = spec.labels[chosen]
+        ranked = list(zip(columns.values(), spec.labels, strict=True))
         ranked.sort(key=lambda entry: entry[0], reverse=True)
-        predictions.append(Prediction(row, [ranked]))
+        predictions.append(Prediction(row | {"confidence": confidence} | columns, [ranked]))
     return predictions
 
 
@@ -252,19 +249,15 @@ def prediction_rows(
     columns: dict[str, Sequence[Any]] = {"text": examples.texts}
     if examples.pairs is not None:
         columns["pair"] = examples.pairs
-    columns["label"] = truths
-    columns["prediction"] = words
-    by_label: list[dict[str, float]] = [{}] * len(words)
+    columns |= {"label": truths, "prediction": words}
     if not spec.regression:
-        predicted = predictions_of(logits_nC, spec)
-        columns["confidence"] = confidences(logits_nC, predicted, spec.multi_label).tolist()
-        by_label = probabilities(logits_nC, spec.labels, spec.multi_label)
+        columns["confidence"] = confidences(logits_nC, spec)
     columns["index"] = examples.indices
-    rows = []
-    for values, shares in zip(zip(*columns.values(), strict=True), by_label, strict=True):
-        row = dict(zip(columns, values, strict=True))
-        rows.append(row | {f"probability {label}": value for label, value in shares.items()})
-    return rows
+    rows = zip(*columns.values(), strict=True)
+    return [
+        dict(zip(columns, row, strict=True)) | shares
+        for row, shares in zip(rows, probability_columns(logits_nC, spec), strict=True)
+    ]
 
 
 def scored_name(set_name: str) -> str:
@@ -284,11 +277,13 @@ def write_scored(
     """Writes every row of a file with labels beside its prediction, in the format of that file,
     which was read as `table_format`; returns the path and the mistakes.
     """
-    # The numbers that are scored are not clipped.
-    words = predicted_words(logits_nC, spec)
-    if spec.regression:
-        words = as_text(predictions_of(logits_nC, spec))
-    truths = [f"{value:g}" for value in values] if spec.regression else as_words(values, spec)
+    cells: tuple[Sequence[Any], Sequence[Any]]
+    if spec.regression:  # the numbers that are scored are not clipped
+        cells = predictions_of(logits_nC, spec).tolist(), values.tolist()
+        words, truths = list(map(repr, cells[0])), [f"{value:g}" for value in values]
+    else:
+        words, truths = predicted_words(logits_nC, spec), as_words(values, spec)
+        cells = words, truths
     doubts = wrongness(logits_nC, values, spec)
     mistakes = []
     for number, (truth, word) in enumerate(zip(truths, words, strict=True)):
@@ -297,9 +292,6 @@ def write_scored(
         if doubts[number] > 0:
             shown = (truth or NO_LABELS, word or NO_LABELS)
             mistakes.append(Mistake(text, *shown, float(doubts[number])))
-    cells: tuple[Sequence[Any], Sequence[Any]] = (words, truths)
-    if spec.regression:
-        cells = (predictions_of(logits_nC, spec).tolist(), values.tolist())
     rows = prediction_rows(examples, logits_nC, spec, *cells)
     path = write_like(folder / scored_name(set_name), rows, examples.path, table_format)
     return path, mistakes
@@ -313,11 +305,8 @@ def wrongness(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec) -> np.n
     predicted = predictions_of(logits_nC, spec)
     if spec.negatives:
         is_wrong_n = (predicted > 0) != (values > 0)
-        return np.where(is_wrong_n, label_probabilities(np.abs(predicted)), 0.0)
+        return np.where(is_wrong_n, 1 / (1 + np.exp(-np.abs(predicted))), 0.0)
     if spec.regression:
         return np.abs(predicted - values)
-    is_wrong = predicted != values  # [n], or [n, C] of several labels
-    if spec.multi_label:
-        wrongness_nC = np.where(is_wrong, sureness(logits_nC, predicted), 0.0)
-        return wrongness_nC.max(axis=1)
-    return np.where(is_wrong, confidences(logits_nC, predicted, False), 0.0)
+    wrong = np.where(predicted != values, sureness(logits_nC, spec), 0.0)
+    return wrong.max(axis=1) if spec.multi_label else wrong

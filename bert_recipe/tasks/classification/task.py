@@ -375,8 +375,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         dataset = self.text_dataset(tokenizer, [row["text"] for row in rows], pairs)
 
         def predict(logits_nC: np.ndarray) -> list[Prediction]:
-            logits_nC = self.in_order(logits_nC)
-            return class_predictions(logits_nC, self.spec.labels, self.multi_label)
+            return class_predictions(self.in_order(logits_nC), self.spec)
 
         return PredictedRows(dataset, predict)
 
