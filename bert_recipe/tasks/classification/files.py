@@ -6,8 +6,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -105,78 +105,95 @@ def read_examples(
     `labelled`: any, if `spec` has none; and the groups in `group_column`. Raises UserError naming
     the bad lines.
     """
-    columns = spec.text_columns
-    if labelled:
-        columns += spec.negatives or spec.label_columns or (spec.label,)
-    if group_column is not None:
-        columns = tuple(dict.fromkeys((*columns, group_column)))
-    examples: dict[int, Example] = {}
+    reader = ExampleReader(spec, labelled, is_test, reading, group_column)
     parts = table_parts(path)
     for part in parts:
-        prefix = f"{part.name}:" if len(parts) > 1 else ""
-        rows = read_part(part, spec, columns, labelled, is_test, reading, examples, group_column)
-        for index, example in rows:
-            if prefix:
-                example = example._replace(line=f"{prefix}{example.line}")
-            examples[index] = example
-    return join_examples(path, spec, labelled, list(examples.values()))
+        reader.read(part, prefix=f"{part.name}:" if len(parts) > 1 else "")
+    return join_examples(path, spec, labelled, list(reader.examples.values()))
 
 
-def read_part(
-    path: Path,
-    spec: TaskSpec,
-    columns: Sequence[str],
-    labelled: bool,
-    is_test: bool,
-    reading: ReadingOptions,
-    taken: Collection[int],
-    group_column: str | None,
-) -> Iterator[tuple[int, Example]]:
-    """The examples of one file, each with its index (see `read_index`).
+@dataclass
+class ExampleReader:
+    """Reads files of one task.
 
-    columns: those that are used.
     labelled: whether the rows have labels.
-    is_test: whether it is a file to predict, which has a header and whose lines are complete.
-    taken: the indices of all rows before; the caller adds each one before it takes the next.
+    is_test: whether they are to predict: such files have a header, and their lines are complete.
+    examples: all that were read, by index (see `index_of`).
     """
-    header = None if is_test else spec.header
-    skips_incomplete = spec.skips_incomplete_lines and not is_test
-    bad = reading.bad_rows(path, is_predicted=is_test)
-    file = reading.open_table(path, bad)
-    skipped = 0
-    is_first = True
-    merged: dict[str, str] = {}  # labels that are read as other ones
-    for line, row in read_rows(file, columns, header, spec.is_custom):
-        try:
-            if file.format.startswith(".json"):
-                row = plain_row(row, columns)
-            if problem := absent_column(row, columns):
-                if skips_incomplete:
-                    skipped += 1
-                    continue
-                raise ValueError(problem)
-            if spec.negatives and labelled and is_first:
-                check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
-            if reading.decimal == "," and spec.regression and labelled and not spec.negatives:
-                row = row | {spec.label: with_point(row[spec.label], spec.label)}
-            samples = samples_of(row, spec, labelled, merged)
-            index = read_index(row, spec, taken)
-            group = "" if group_column is None else read_group(row[group_column], group_column)
-        except ValueError as error:
-            bad.add(file.where(line), str(error))
-            continue
-        is_first = False
-        for text, pair, labels in samples:
-            yield index, Example(line, index, text, pair, labels, group)
-            index = len(taken)  # of the next sample of the row
-    bad.finish(num_kept=0 if is_first else None)
-    if skipped:
-        print_once(f"note: {path}: {skipped} incomplete lines are skipped")
-    if merged:
-        pairs = [f"{label!r} as {known!r}" for label, known in merged.items()]
-        print_once(
-            one_line(f"note: {path}: labels are read as those that are known: {listed(pairs)}")
-        )
+
+    spec: TaskSpec
+    labelled: bool
+    is_test: bool
+    reading: ReadingOptions
+    group_column: str | None
+    examples: dict[int, Example] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that are used."""
+        spec, columns = self.spec, self.spec.text_columns
+        if self.labelled:
+            columns += spec.negatives or spec.label_columns or (spec.label,)
+        if self.group_column is not None:
+            columns += (self.group_column,)
+        return tuple(dict.fromkeys(columns))
+
+    def read(self, path: Path, prefix: str) -> None:
+        """Adds the examples of one file. prefix: of line numbers."""
+        spec, columns = self.spec, self.columns
+        header = None if self.is_test else spec.header
+        skips_incomplete = spec.skips_incomplete_lines and not self.is_test
+        bad = self.reading.bad_rows(path, is_predicted=self.is_test)
+        file = self.reading.open_table(path, bad)
+        num_before, skipped = len(self.examples), 0
+        merged: dict[str, str] = {}  # labels that are read as other ones
+        for line, row in read_rows(file, columns, header, spec.is_custom):
+            try:
+                if file.format.startswith(".json"):
+                    row = plain_row(row, columns)
+                if problem := absent_column(row, columns):
+                    if skips_incomplete:
+                        skipped += 1
+                        continue
+                    raise ValueError(problem)
+                is_first = len(self.examples) == num_before
+                if spec.negatives and self.labelled and is_first:
+                    check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
+                if self.has_number and self.reading.decimal == ",":
+                    row = row | {spec.label: with_point(row[spec.label], spec.label)}
+                samples = samples_of(row, spec, self.labelled, merged)
+                index = self.index_of(row)
+                group = ""
+                if self.group_column is not None:
+                    group = read_group(row[self.group_column], self.group_column)
+            except ValueError as error:
+                bad.add(file.where(line), str(error))
+                continue
+            place = f"{prefix}{line}" if prefix else line
+            for text, pair, labels in samples:
+                self.examples[index] = Example(place, index, text, pair, labels, group)
+                index = len(self.examples)  # of the next sample of the row
+        bad.finish(num_kept=None if len(self.examples) > num_before else 0)
+        if skipped:
+            print_once(f"note: {path}: {skipped} incomplete lines are skipped")
+        if merged:
+            pairs = [f"{label!r} as {known!r}" for label, known in merged.items()]
+            print_once(
+                one_line(f"note: {path}: labels are read as those that are known: {listed(pairs)}")
+            )
+
+    @property
+    def has_number(self) -> bool:
+        """Whether the label is a number."""
+        return self.labelled and self.spec.regression and not self.spec.negatives
+
+    def index_of(self, row: Row) -> int:
+        """The name of a row's sample in submissions, by default its number."""
+        name, number = self.spec.index, len(self.examples)
+        index = number if name is None else row.get(name, number)
+        if type(index) is not int or index in self.examples:
+            raise ValueError(f"{name!r} is {index!r}, expected a unique whole number: correct it")
+        return index
 
 
 def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example]) -> Examples:
@@ -227,14 +244,6 @@ def judged_pairs(row: Row, spec: TaskSpec) -> list[Sample]:
     return samples
 
 
-def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:
-    """The sample's name in submissions, by default its number."""
-    index = len(taken) if spec.index is None else row.get(spec.index, len(taken))
-    if type(index) is not int or index in taken:
-        raise ValueError(f"{spec.index!r} is {index!r}, expected a unique whole number: correct it")
-    return index
-
-
 def read_labels(row: Row, spec: TaskSpec, merged: dict[str, str]) -> tuple[str, ...]:
     """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
     or not in `spec.labels`. merged: takes those that are read as another one.
@@ -242,9 +251,8 @@ def read_labels(row: Row, spec: TaskSpec, merged: dict[str, str]) -> tuple[str, 
     if spec.label_columns:
         return tuple(name for name in spec.label_columns if is_one(row[name], name))
     value = row[spec.label]
-    if (
-        isinstance(value, float) and value % 1 > 0 and not spec.regression
-    ):  # not a text, as a code is
+    # A number, not a text, as a code is.
+    if isinstance(value, float) and value % 1 > 0 and not spec.regression:
         raise ValueError(f"{spec.label!r} is {value!r}: add --regression, or write classes as text")
     cell = to_labels(value, spec) if spec.multi_label else (to_label(value, spec.label),)
     labels = tuple(known_label(label, spec.labels) for label in cell)

@@ -27,6 +27,7 @@ from bert_recipe.checkpoint.sentence_folders import (
     read_pair_classifier,
 )
 from bert_recipe.tasks.classification.labels import first_log_odds
+from bert_recipe.tasks.embeddings.retrieval import normalized
 from bert_recipe.utils.errors import UserError
 
 EPSILON = 1e-5  # of LayerNorm, in sentence-transformers and ModernBERT
@@ -94,8 +95,8 @@ class FrozenEncoder:
         balanced: bool = False,
         groups: Sequence[str] = (),
     ) -> "FrozenEncoder":
-        """A linear layer on `normalized` vectors of length 1, or on `compared` ones, whose
-        regularization is the best in cross-validation.
+        """A linear layer on `layer_normalized` vectors, scaled to length 1, or on `compared` ones,
+        whose regularization is the best in cross-validation.
 
         vectors: [n, E], of pairs [2 n, E] or [n, 2 E].
         values: ids [n], multi-hot labels [n, C], or numbers [n] (see label_values).
@@ -126,7 +127,7 @@ class FrozenEncoder:
 
     def features(self, vectors: np.ndarray) -> np.ndarray:
         """The features [n, F] of vectors [n, E], of pairs [n, 2 E]."""
-        return compared(*np.hsplit(vectors, 2)) if self.compares else normalized(vectors)
+        return compared(*np.hsplit(vectors, 2)) if self.compares else layer_normalized(vectors)
 
     def logits(self, vectors: np.ndarray) -> np.ndarray:
         """The outputs [n, C] for the encoder's vectors [n, E], of pairs [2 n, E] or [n, 2 E]."""
@@ -286,7 +287,7 @@ def best_strength(kind: Kind, rows: Rows, groups: Sequence[str]) -> float:
         rows = rows._replace(targets_nC=targets, weights=weights)
     indices = np.random.default_rng(0).permutation(len(rows.features_nF))[:MAX_ROWS]
     # With copies of held-out rows in training, the weakest regularization would seem the best.
-    units_nF = of_length_1(rows.features_nF[indices])
+    units_nF = normalized(rows.features_nF[indices])
     is_copy_nn = units_nF @ units_nF.T >= COPY
     indices = indices[np.unique(is_copy_nn.argmax(axis=1))]
     losses = dict.fromkeys(kind.strengths, 0.0)
@@ -314,23 +315,19 @@ def folds_of(rows: np.ndarray, groups: Sequence[str]) -> Iterator[tuple[np.ndarr
         yield rows[train], rows[held_out]
 
 
-def normalized(vectors_nE: np.ndarray) -> np.ndarray:
+def layer_normalized(vectors_nE: np.ndarray) -> np.ndarray:
     """LayerNorm without weights: the mean of each vector is 0, and its variance 1."""
     centred_nE = vectors_nE - vectors_nE.mean(axis=1, keepdims=True)
     return centred_nE / np.sqrt(centred_nE.var(axis=1, keepdims=True) + EPSILON)
-
-
-def of_length_1(vectors_nE: np.ndarray) -> np.ndarray:
-    return vectors_nE / np.maximum(np.linalg.norm(vectors_nE, axis=1, keepdims=True), EPSILON)
 
 
 def compared(first_nE: np.ndarray, second_nE: np.ndarray) -> np.ndarray:
     """The features [n, 2 E + 1] of the vectors of two texts, divided by their lengths: cosine,
     products and absolute differences (as InferSent has: Conneau et al., 2017). Products, which are
     small, are scaled to a length of about 1/3, and differences by 1/3, so that the cosine counts
-    most, and STRENGTHS are the right ones.
+    most, and LOGISTIC and RIDGE have the right strengths.
     """
-    first_nE, second_nE = of_length_1(first_nE), of_length_1(second_nE)
+    first_nE, second_nE = normalized(first_nE), normalized(second_nE)
     products_nE = first_nE * second_nE
     cosines_n1 = products_nE.sum(axis=1, keepdims=True)
     differences_nE = np.abs(first_nE - second_nE)

@@ -6,7 +6,7 @@ Legend: n sentences, U units (see token_labels.py), T tokens, C tags.
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,6 @@ SCORED_FILE = "eval_predictions.tsv"
 SCORED_COLUMNS = ("word", "tag", "prediction", "probability")
 SCORED_TEXTS = "eval_predictions.jsonl"  # texts with entities, whose tokens differ between models
 NO_BREAKS = str.maketrans("\t\r\n", "   ")  # columns of words have no quoting
-Finish = Callable[[TaggedDataset, np.ndarray, Path | None], JsonObject]
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have none
 
 
@@ -95,7 +94,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        return ("accuracy",) if self.has_classes else ("f1", "precision", "recall", "accuracy")
+        return ("accuracy",) if self.has_classes else self.options.score_names
 
     @property
     def initial_loss(self) -> float | None:
@@ -207,31 +206,26 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         return () if self.options.eval_file is None else (self.options.eval_file,)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
-        sets = []
         form = self.form or form_of(self.options)
-        files: list[tuple[Path, bool, Finish]] = []
-        files += [(path, True, self.score) for path in self.scored_files]
+        sets = [self.scored_set(tokenizer, path, form) for path in self.scored_files]
         if self.options.predict_file is not None:
-            files.append((self.options.predict_file, False, self.write))
-        for path, tagged, finish in files:
-            sentences = read_file(path, tagged, self.options, form)
-            if tagged and self.split is not None:
-                sentences = list(
-                    itertools.compress(sentences, self.held_out(sentences, self.split))
-                )
-            if tagged:
-                self.check_types(path, sentences)
+            sentences = read_file(self.options.predict_file, False, self.options, form)
             dataset = self.dataset(sentences, tokenizer)
-            undefined = None
-            if tagged and not any(self.counts_of([sentence]) for sentence in sentences):
-                undefined = "no sentence has an entity"
-            baselines = None
-            if tagged and self.word_tags_of_training is not None:
-                parts = (self.word_tags_of_training, dataset, self.tag_scores, self.has_classes)
-                baselines = once(partial(tag_baselines, *parts))
-            finish_set = partial(finish, dataset)
-            sets.append(PredictionSet(dataset, finish_set, tagged, undefined, baselines))
+            sets.append(PredictionSet(dataset, partial(self.write, dataset), False))
         return sets
+
+    def scored_set(self, tokenizer: "Tokenizer", path: Path, form: SentenceForm) -> PredictionSet:
+        sentences = read_file(path, True, self.options, form)
+        if self.split is not None:
+            sentences = list(itertools.compress(sentences, self.held_out(sentences, self.split)))
+        self.check_types(path, sentences)
+        dataset = self.dataset(sentences, tokenizer)
+        undefined = None if self.counts_of(sentences) else "no sentence has an entity"
+        baselines = None
+        if self.word_tags_of_training is not None:
+            parts = (self.word_tags_of_training, dataset, self.tag_scores, self.has_classes)
+            baselines = once(partial(tag_baselines, *parts))
+        return PredictionSet(dataset, partial(self.score, dataset), True, undefined, baselines)
 
     def dataset(self, sentences: Sequence[Sentence], tokenizer: "Tokenizer") -> TaggedDataset:
         """Sentences to predict."""
