@@ -160,9 +160,9 @@ class ParallelConfig:
         "--compile",
         COMPILE_MODES,
         "auto",
-        "torch.compile: each layer, and on GPUs the loss (starts sooner), or the whole model; "
-        "needs a C++ compiler. auto: on GPUs, what works best with the other flags, in fine-tuning "
-        "if there are enough updates",
+        "torch.compile of each layer and, on GPUs, of the loss (layers: starts sooner), or of the "
+        "whole model (model); needs a C++ compiler. auto: on GPUs the one that suits the other "
+        "flags, in fine-tuning if there are enough updates",
         needs=TRAIN,
     )
     activation_checkpoint: str = option(
@@ -204,8 +204,8 @@ class ParallelConfig:
         "--fsdp-reshard-after-forward",
         RESHARD_MODES,
         "default",
-        "when sharded: free gathered parameters after the forward pass always, never (they are "
-        "kept for the whole update), or by default those of the layers",
+        "when sharded: which gathered parameters are freed after the forward pass: those of the "
+        "layers (default), all (always), or none until the update is done (never)",
         needs=SHARDED,
     )
     uses_deepspeed: bool = option(

@@ -136,9 +136,9 @@ class TrainerConfig:
         "--freeze-encoder-steps",
         non_negative_int,
         None,
-        "train only the head in so many updates, the first ones, at 10 times the peak learning "
-        "rate; by default, if the starting weights have no head, until its loss falls by less than "
-        "a hundredth in 50 updates, at most in a fifth of the run",
+        "number of first updates that train the head alone, at 10 times the peak learning rate; by "
+        "default, if the starting weights have no head, until its loss falls by less than 1% in 50 "
+        "updates, at most a fifth of the run",
         needs=("--from-pretrained-params or --from-phase1-final-params",),
         result=True,
         only=PRE_TRAINING,
@@ -191,7 +191,7 @@ class LoaderConfig:
         "--max-predictions-per-seq",
         length,
         0,
-        "most masked tokens of a sequence; 0: the shards', or what --masked-lm-prob takes",
+        "most masked tokens of a sequence; 0: as the shards have, or as --masked-lm-prob takes",
         only=PRE_TRAINING,
     )
     gradient_merge_steps: int = option(

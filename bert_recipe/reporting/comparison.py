@@ -312,7 +312,7 @@ def verdict(score: ScoreDifference) -> str:
     difference = score.difference
     if difference.p_value is None and difference.leaves_out_zero:
         seen = f"B has {points(difference.value)} points on these rows with this seed"
-        return f"{score.title}: {seen}; another seed may turn it: train both with --num-seeds 5"
+        return f"{score.title}: {seen}; another seed may reverse it: train both with --num-seeds 5"
     if not difference.is_shown:
         return f"{score.title}: no difference is shown"
     return f"{score.title}: B is {'better' if difference.value > 0 else 'worse'} than A"

@@ -236,8 +236,8 @@ def frozen_line(name: str, value: float, baselines: Baselines) -> str | None:
     if not frozen - value > standard_error(name, value, baselines.num_scored):
         return None
     return (
-        f"{FROZEN} has {name} {percent(frozen)}: add it, with another --output-dir, for a model "
-        "on the vectors of the encoder as it is, which is fitted in seconds"
+        f"{FROZEN} has {name} {percent(frozen)}: add it, with another --output-dir; it leaves the "
+        "encoder as it is, and fits a classifier to its vectors in seconds"
     )
 
 

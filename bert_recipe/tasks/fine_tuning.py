@@ -336,8 +336,8 @@ def warn_of_known_texts(dataset: TextSamples, scored_sets: Sequence[PredictionSe
             share = f"{count / len(texts):.1%}"
             print_line(
                 f"warning: {count} of {len(texts)} texts to score ({share}) are in the training "
-                "file, as far as the model reads them: the scores are too high by what the model "
-                "remembers of them"
+                "file, up to --max-seq-length: the model may remember them, and the scores are too "
+                "high"
             )
 
 

@@ -251,9 +251,9 @@ def test_one_seed_is_never_better_and_several_runs_are_corrected(tmp_path):
         for seed in (1, 2, 3):
             write_right_rows(tmp_path / name / f"seed-{seed}", random.random(200) < share)
     one = run(*(tmp_path / name / "seed-1" for name in "ab")).stdout
-    assert "another seed may turn it" in one and "| one seed" in one and "than A" not in one
+    assert "another seed may reverse it" in one and "| one seed" in one and "than A" not in one
     mixed = run(tmp_path / "a" / "seed-1", tmp_path / "b").stdout
-    assert "another seed may turn it" in mixed and "than A" not in mixed
+    assert "another seed may reverse it" in mixed and "than A" not in mixed
     several = run(*(tmp_path / name for name in "abc")).stdout
     assert several.count("accuracy: B is better than A") == 2
     assert "accuracy: B is worse than A" in run(tmp_path / "b", tmp_path / "a").stdout

@@ -66,10 +66,10 @@ class TaskChoice:
         "--shrink-outputs",
         bool,
         True,
-        "for 100 to 1,999 rows, of which one class has three fifths or more: first train on four "
-        "fifths of them, of few rows up to five times, and measure on the rest how reliable the "
-        "outputs are; at the end, draw the outputs towards the class shares accordingly; "
-        "--no-shrink-outputs leaves that out",
+        "where one class has 60% or more of 100 to 1,999 rows: first train on four fifths of them "
+        "and measure on the rest how reliable the outputs are, with few rows up to five times; "
+        "then train on all, and draw the outputs towards the class shares if they are not "
+        "reliable; --no-shrink-outputs leaves that out",
         ("--do-train",),
         (
             *UNWEIGHTED,

@@ -119,7 +119,7 @@ class EmbeddingOptions:
         "--matryoshka-dims",
         positive_int,
         None,
-        "sum the losses of the first so many dimensions",
+        "also train the first N dimensions alone, for each N that is given; the losses are summed",
         TRAIN,
         options={"nargs": "+"},
         result=True,
