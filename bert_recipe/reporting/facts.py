@@ -14,7 +14,6 @@ from bert_recipe.reporting.comparison import is_scored
 from bert_recipe.reporting.records import Point, RunPhase, is_score, numbers
 from bert_recipe.reporting.scored_rows import read_scored_rows
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.json_files import JsonObject
 
 WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS", "NDCG@10", "MRR@10")}
 WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
@@ -120,7 +119,6 @@ def data_facts(phase: RunPhase) -> Facts:
         f"{settings[name]:,} {what}" for name, what in counts if isinstance(settings.get(name), int)
     ]
     facts["Rows"] = ", ".join(texts)
-    facts["Largest class, scored rows"] = largest_class(first_run(phase).results)
     return facts
 
 
@@ -134,23 +132,6 @@ def short_path(value: Any) -> str:
     """The last folders."""
     parts = Path(str(value)).parts
     return str(value) if len(parts) <= 3 else "/".join(("…", *parts[-3:]))
-
-
-def largest_class(results: JsonObject) -> str:
-    """The most frequent true class of the first set that was scored, with its share: what a model
-    scores that always says it.
-    """
-    for name, matrix in results.items():
-        if name.endswith("confusion_matrix"):
-            labels = results.get(name.removesuffix("confusion_matrix") + "per_class") or {}
-            counts = {
-                label: sum(row) for label, row in zip(labels, matrix, strict=False) if sum(row)
-            }
-            if not counts:
-                return ""
-            label = max(counts, key=counts.__getitem__)
-            return f"{label}, {show('accuracy', counts[label] / sum(counts.values()))}"
-    return ""
 
 
 def pretraining_facts(phase: RunPhase) -> Facts:
