@@ -40,7 +40,7 @@ from bert_recipe.config import PrecisionConfig
 from bert_recipe.config.arguments import check_weights
 from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
 from bert_recipe.tasks.inference_flags import FLAGS
-from bert_recipe.tasks.squad.files import SquadOptions
+from bert_recipe.tasks.squad.options import SquadOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
 from bert_recipe.utils.files import LOCK_FILE, file_digest, lock_folder, remove, write_atomically
 from bert_recipe.utils.json_files import json_digest, read_json

@@ -21,8 +21,7 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
-from bert_recipe.tasks.squad.files import SquadOptions
-from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.squad.options import SquadOptions, SquadTaskOptions
 from bert_recipe.tasks.task import TaskOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 

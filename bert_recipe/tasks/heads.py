@@ -23,8 +23,7 @@ from bert_recipe.tasks.masked_words import masked_rows
 from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.predicted_rows import PredictedRows
-from bert_recipe.tasks.squad.files import SquadOptions
-from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.squad.options import SquadOptions, SquadTaskOptions
 from bert_recipe.tasks.squad.task import questions_to_predict
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bert_recipe.config import MAX_LENGTH, RuntimeConfig
 from bert_recipe.tasks.reading import NumberReadingOptions
-from bert_recipe.tasks.squad.files import SquadOptions
+from bert_recipe.tasks.squad.options import SquadOptions
 from bert_recipe.utils.command_line import (
     REQUIRED,
     Flag,

@@ -13,6 +13,7 @@ from bert_recipe.checkpoint.folder import MODEL_FILE
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.model.kernels import linear as linear_module
 from bert_recipe.model.kernels.linear import (
+    PackedLinear,
     float32_library,
     float32_linear,
     linear,
@@ -21,7 +22,6 @@ from bert_recipe.model.kernels.linear import (
     takes_onednn,
     weight_gradient,
 )
-from bert_recipe.model.kernels.packed_linear import PackedLinear
 from bert_recipe.model.loss import linear_cross_entropy
 from bert_recipe.optimization.muon import orthogonalize
 from bert_recipe.training import setup

@@ -26,7 +26,8 @@ from torch import nn
 import run_squad
 from bert_recipe.checkpoint.folder import newest_checkpoint
 from bert_recipe.data_loading.sample_order import sample_order
-from bert_recipe.tasks.squad.files import SquadOptions, read_squad
+from bert_recipe.tasks.squad.files import read_squad
+from bert_recipe.tasks.squad.options import SquadOptions
 from bert_recipe.tasks.squad.task import SquadDataset
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from squad_documents import document, entry, flat_row
 
 from bert_recipe.tasks.squad.baseline import sentence_f1
-from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
-from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.squad.files import Answer, Question, Squad, read_squad
+from bert_recipe.tasks.squad.options import SquadOptions, SquadTaskOptions
 from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.tasks.squad.task import (
     SquadDataset,

@@ -45,7 +45,8 @@ import inference
 from bert_recipe.data_preparation.options import VocabularyOptions
 from bert_recipe.data_preparation.samples import corpus
 from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
-from bert_recipe.tasks.squad.files import SquadOptions, read_squad
+from bert_recipe.tasks.squad.files import read_squad
+from bert_recipe.tasks.squad.options import SquadOptions
 from bert_recipe.tasks.squad.task import SquadDataset
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.tokenization.files import find_tokenizer

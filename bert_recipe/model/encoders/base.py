@@ -29,7 +29,7 @@ from bert_recipe.model.attention import (
 )
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.modules import Transform, VocabularyEmbedding
-from bert_recipe.model.kernels.packed_linear import PackedLinear
+from bert_recipe.model.kernels.linear import PackedLinear
 from bert_recipe.model.token_stream import TokenStream
 
 FIRST_TOKEN = ("cls", "first")  # poolings

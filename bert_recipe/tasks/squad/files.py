@@ -7,92 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_recipe.tasks.reading import SkipOptions
 from bert_recipe.utils.bad_rows import BadRows
-from bert_recipe.utils.command_line import (
-    bounded_int,
-    finite_float,
-    option,
-    optional_path,
-    positive_int,
-    value_of,
-)
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.json_files import JsonObject, from_json, parse_json, read_json
 from bert_recipe.utils.known_tools import DATA, refuse_known
 from bert_recipe.utils.tables import Row, absent_column, read_rows
 from bert_recipe.utils.text_files import TABLES, TextFile, table_parts
 from bert_recipe.utils.words import from_utf16, spaced_spans
-
-PREDICT = ("--do-eval or --do-predict",)
-V2_PREDICT = (*PREDICT, "--version-2-with-negative")
-DOC_STRIDE, QUERY_LENGTH = 128, 64
-length = bounded_int(1, 2**20)
-
-
-@dataclass(frozen=True)
-class SquadOptions(SkipOptions):
-    """How windows are made and answers are chosen."""
-
-    max_seq_length: int = value_of("--max-seq-length", 384)
-    predict_file: Path | None = option(
-        "--predict-file --eval-file --validation-file --test-file",
-        optional_path,
-        None,
-        "file to predict, and with --do-eval to score",
-        PREDICT,
-    )
-    doc_stride: int | None = option(
-        "--doc-stride",
-        positive_int,
-        None,
-        f"tokens between the starts of windows; by default {DOC_STRIDE}, or a window's if it has "
-        "fewer",
-    )
-    max_query_length: int | None = option(
-        "--max-query-length",
-        length,
-        None,
-        f"maximum tokens of a question; by default {QUERY_LENGTH}, or fewer if a sequence has less "
-        "room",
-    )
-    n_best_size: int = option(
-        "--n-best-size",
-        length,
-        20,
-        "candidate starts, ends and answers per question",
-        PREDICT,
-        post_processing=True,
-    )
-    max_answer_length: int = option(
-        "--max-answer-length",
-        positive_int,
-        30,
-        "maximum tokens of an answer",
-        PREDICT,
-        post_processing=True,
-    )
-    version_2_with_negative: bool = option(
-        "--version-2-with-negative",
-        bool,
-        False,
-        "SQuAD v2.0: questions may have no answer",
-        post_processing=True,
-    )
-    null_score_diff_threshold: float = option(
-        "--null-score-diff-threshold",
-        finite_float,
-        0.0,
-        "v2.0: predict no answer if its score exceeds the best answer's by more than this",
-        V2_PREDICT,
-        post_processing=True,
-    )
-
-    @property
-    def query_length(self) -> int:
-        """Most tokens of a question; by default with room for a text beside it."""
-        room = max(self.max_seq_length // 2, self.max_seq_length - 36)
-        return self.max_query_length or min(QUERY_LENGTH, room)
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,8 @@ from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.predicted_rows import PredictedRows, Prediction, write_predicted
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.squad.baseline import SENTENCE, sentence_f1
-from bert_recipe.tasks.squad.files import (
-    DOC_STRIDE,
-    Question,
-    Squad,
-    SquadOptions,
-    answer_characters,
-    read_squad,
-)
-from bert_recipe.tasks.squad.options import SquadTaskOptions
+from bert_recipe.tasks.squad.files import Question, Squad, answer_characters, read_squad
+from bert_recipe.tasks.squad.options import DOC_STRIDE, SquadOptions, SquadTaskOptions
 from bert_recipe.tasks.squad.scores import check_scored, evaluate, question_scores
 from bert_recipe.tasks.task import PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
