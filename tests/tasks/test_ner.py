@@ -33,7 +33,7 @@ from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.bert import BertForTokenClassification
 from bert_recipe.reporting.scored_rows import read_scored_rows
-from bert_recipe.tasks.ner.files import read_sentences, sentence_of
+from bert_recipe.tasks.ner.files import Sentence, read_sentences
 from bert_recipe.tasks.ner.options import TokenClassificationOptions
 from bert_recipe.tasks.ner.scores import entity_scores
 from bert_recipe.tasks.ner.tags import entities
@@ -184,7 +184,7 @@ def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_
     options = replace(options, metric_for_best_model="f1")
     with pytest.raises(UserError, match="--metric-for-best-model f1 is no score of this task"):
         TokenClassificationTask.learning(options, TOKENIZER)
-    text = task.dataset([sentence_of("Dogs ran!", "1")], TOKENIZER)
+    text = task.dataset([Sentence(text="Dogs ran!")], TOKENIZER)
     logits = np.eye(3)[[0, 1, 2, 0, 0]]
     assert [
         (each["start"], each["end"], each["label"])

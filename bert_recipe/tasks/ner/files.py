@@ -158,22 +158,17 @@ def read_rows_of(
     for number, row in read_rows(file):
         where = file.where(number)
         try:
-            row = plain_row(row)
-            sentence = row_sentence(renamed(row, chosen), where, form.tags if tagged else None)
+            sentence = row_sentence(renamed(plain_row(row), chosen), form.tags if tagged else None)
             if chosen.group is not None:
                 group = read_group(row[chosen.group], chosen.group)
                 sentence = replace(sentence, group=group)
             yield where, sentence
-        except (UserError, ValueError) as error:
-            bad.add(where, str(error).removeprefix(f"{where}: "))
+        except ValueError as error:
+            bad.add(where, str(error))
 
 
-def row_sentence(row: Row, where: str, form: TagForm | None) -> Sentence:
-    """The words or the text of a row.
-
-    where: place in errors.
-    form: None without tags.
-    """
+def row_sentence(row: Row, form: TagForm | None) -> Sentence:
+    """The words or the text of a row. form: None without tags. Raises ValueError for a bad row."""
     if (words := words_of(row)) is not None:
         return token_sentence(words, row, form)
     spans = [] if form is None else spans_of(row)
@@ -181,7 +176,7 @@ def row_sentence(row: Row, where: str, form: TagForm | None) -> Sentence:
         raise ValueError(
             f"'spans' is {spans!r}, expected a list: correct it, or give rows as {TOKENS_FORM}"
         )
-    return sentence_of(row.get("text"), where, spans, tagged=form is not None)
+    return text_sentence(row.get("text"), spans, tagged=form is not None)
 
 
 def renamed(row: Row, chosen: SentenceColumns) -> Row:
@@ -254,27 +249,27 @@ def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
     return Sentence(words, known_tags)
 
 
-def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
-    """A text with entities. where: place in errors."""
+def text_sentence(text: Any, spans: Sequence[Any], tagged: bool) -> Sentence:
+    """A text with entities."""
     if not isinstance(text, str) or (tagged and not text.strip()):
-        raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
-    checked = [check_span(span, text, where) for span in spans]
+        raise ValueError(f"'text' is {text!r}, expected a string with words: correct it")
+    checked = [check_span(span, text) for span in spans]
     ordered = sorted(checked, key=lambda entity: entity[1:])
     end = 0
     for _, start, stop in ordered:
         if start < end:
-            raise UserError(f"{where}: spans overlap at character {start}: keep one of them")
+            raise ValueError(f"spans overlap at character {start}: keep one of them")
         end = stop
     return Sentence(text=text, spans=tuple(ordered) if tagged else ())
 
 
-def check_span(span: Any, text: str, where: str) -> Entity:
+def check_span(span: Any, text: str) -> Entity:
     """The entity of a span, without space around it."""
-    wrong = UserError(
-        f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
+    wrong = ValueError(
+        f"span {span!r} is not {{start, end, label}} of words in the text: correct it"
     )
     if isinstance(span, dict) and isinstance(span.get("labels"), list):
-        raise UserError(f"{where}: {LABEL_STUDIO}")
+        raise ValueError(LABEL_STUDIO)
     values = span if isinstance(span, dict) else {}
     start, end, label = (values.get(key) for key in ("start", "end", "label"))
     # JSON's true is no number, though Python's True is an int.
@@ -285,8 +280,8 @@ def check_span(span: Any, text: str, where: str) -> Entity:
         raise wrong
     given = values.get("text")
     if isinstance(given, str) and given.strip() != covered.strip():
-        raise UserError(
-            f"{where}: span {span!r} is {covered!r} in the text: count characters as Python does "
+        raise ValueError(
+            f"span {span!r} is {covered!r} in the text: count characters as Python does "
             f"({OTHER_TOOLS})"
         )
     start += len(covered) - len(covered.lstrip())
