@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from bert_recipe.checkpoint.model_folder import ModelFolder
     from bert_recipe.model.encoders.config import ModelConfig
     from bert_recipe.parallel.runtime import Runtime
-    from bert_recipe.tasks.heads import Head, Use
+    from bert_recipe.tasks.heads import Head, Predictor
     from bert_recipe.tasks.predicted_rows import PlacedRow, PredictedRows, Prediction
     from bert_recipe.tasks.text_sequences import SequenceDataset
 
@@ -120,7 +120,7 @@ class LoadedModel(NamedTuple):
     """A model, for what the flags ask. outputs: of the model for the data set of rows."""
 
     folder: Path
-    use: Use
+    predictor: Predictor
     outputs: Callable[[SequenceDataset], Any]
 
     def predict(self, rows: PredictedRows) -> list[Prediction]:
@@ -133,7 +133,7 @@ def open_model(args: Arguments) -> LoadedModel:
     from bert_recipe.checkpoint.model_folder import ModelFolder
     from bert_recipe.config import ModelSelection
     from bert_recipe.model.encoders.config import check_length
-    from bert_recipe.tasks.heads import Asked
+    from bert_recipe.tasks.heads import Request
 
     folder = ModelFolder.find(args.init_checkpoint)
     choice = choose_model_in(folder, from_flags(ModelSelection, args, bert_model=None))
@@ -144,11 +144,13 @@ def open_model(args: Arguments) -> LoadedModel:
     options = answer_options(args, length)
     has_pairs = args.text_pair is not None or args.pair_column is not None
     prompt = args.prompt_name
-    asked = Asked(choice.config, folder, choice.tokenizer, options, has_pairs, prompt)
-    return load_model(args, head.use(asked), folder, choice)
+    request = Request(choice.config, folder, choice.tokenizer, options, has_pairs, prompt)
+    return load_model(args, head.predictor(request), folder, choice)
 
 
-def load_model(args: Arguments, use: Use, folder: ModelFolder, choice: ModelChoice) -> LoadedModel:
+def load_model(
+    args: Arguments, predictor: Predictor, folder: ModelFolder, choice: ModelChoice
+) -> LoadedModel:
     from bert_recipe.checkpoint.start import no_log
     from bert_recipe.tasks.heads import MASKS
     from bert_recipe.tasks.masked_words import best_words
@@ -156,7 +158,7 @@ def load_model(args: Arguments, use: Use, folder: ModelFolder, choice: ModelChoi
     from bert_recipe.training.prediction import load_fine_tuned
 
     runtime = make_runtime(args)
-    parallel = load_fine_tuned(use.head, use.config, folder, runtime, log=no_log)
+    parallel = load_fine_tuned(predictor.head, predictor.config, folder, runtime, log=no_log)
     parallel.prepare_for_inference(runtime.precision.dtype)
 
     def words(dataset: SequenceDataset) -> Any:
@@ -165,10 +167,10 @@ def load_model(args: Arguments, use: Use, folder: ModelFolder, choice: ModelChoi
         return best_words(parallel.model, choice.tokenizer, dataset, *sizes, autocast)
 
     def logits(dataset: SequenceDataset) -> np.ndarray:
-        outputs, _ = predict(parallel, dataset, use.logits_axis, args.batch_size, runtime)
-        return use.logits_of(outputs)
+        outputs, _ = predict(parallel, dataset, predictor.logits_axis, args.batch_size, runtime)
+        return predictor.logits_of(outputs)
 
-    return LoadedModel(folder.path, use, words if use.head == MASKS else logits)
+    return LoadedModel(folder.path, predictor, words if predictor.head == MASKS else logits)
 
 
 def make_runtime(args: Arguments) -> Runtime:
@@ -259,7 +261,7 @@ def predict_rows(
         if read_record(folder, name) is None:
             places = [place for place, _ in part]
             inputs = [{field: row[column] for field, column in columns.items()} for _, row in part]
-            predicted_rows = model.use.rows(places, inputs)
+            predicted_rows = model.predictor.rows(places, inputs)
             num_cut += predicted_rows.dataset.num_cut
             unknown += predicted_rows.dataset.unknown_share * len(part)
         units.append(WorkUnit(name, write_part, (model, predicted_rows), len(part)))
@@ -323,7 +325,7 @@ def answer(model: LoadedModel, args: Arguments) -> None:
         "context": args.context,
     }
     row = {name: value for name, value in fields.items() if value is not None}
-    rows = model.use.rows(["the input"], [row])
+    rows = model.predictor.rows(["the input"], [row])
     say_what_is_lost(rows.dataset.num_cut, rows.dataset.unknown_share, 1)
     (prediction,) = model.predict(rows)
     none = "(the passage has no answer)" if args.version_2_with_negative else "(none found)"

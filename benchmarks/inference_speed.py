@@ -138,7 +138,7 @@ class ThisProject(Implementation):
 
     def predict(self, texts: list[str]) -> list:
         places = [str(number) for number in range(len(texts))]
-        rows = self.model.use.rows(places, [{"text": text} for text in texts])
+        rows = self.model.predictor.rows(places, [{"text": text} for text in texts])
         return self.model.predict(rows)
 
     def vectors(self, texts: list[str]) -> list:

@@ -96,9 +96,3 @@ def scored_probabilities(sets: Iterable[ScoredRows]) -> tuple[np.ndarray, np.nda
             probabilities.append(rows.probabilities_nC)
             labels.append(rows.labels_n)
     return (np.concatenate(probabilities), np.concatenate(labels)) if labels else None
-
-
-def calibration_of(sets: Iterable[ScoredRows]) -> Calibration | None:
-    """Of the rows of all evaluation sets of a run; None without probabilities of classes."""
-    pair = scored_probabilities(sets)
-    return calibration(*pair) if pair is not None else None

@@ -17,7 +17,6 @@ from bert_recipe.reporting.calibration import (
     LEAST_WRONG,
     Calibration,
     calibration,
-    calibration_of,
     scored_probabilities,
 )
 from bert_recipe.reporting.markdown import markdown_table
@@ -224,8 +223,10 @@ def corrected(comparisons: Sequence[Sequence[ScoreDifference]]) -> list[list[Sco
 
 def calibrations(model: ScoredModel) -> list[Calibration]:
     """Of each run with probabilities of classes."""
-    by_run = [calibration_of(runs[name] for runs in model.sets.values()) for name in model.runs]
-    return [result for result in by_run if result is not None]
+    pairs = [
+        scored_probabilities(runs[name] for runs in model.sets.values()) for name in model.runs
+    ]
+    return [calibration(*pair) for pair in pairs if pair is not None]
 
 
 def calibrate(path: Path) -> list[str]:

@@ -32,7 +32,7 @@ from bert_recipe.utils.tables import Row
 MASKS = "masked_lm"
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A model, and what the flags ask of it.
 
     options: of answers; `max_seq_length` also of other texts.
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
     prompt_name: str | None
 
 
-class Use(NamedTuple):
+class Predictor(NamedTuple):
     """How a model predicts rows.
 
     head: a key of model/encoders/registry.py's MODELS.
@@ -66,57 +66,57 @@ class Use(NamedTuple):
     logits_of: Callable[[np.ndarray], np.ndarray] = np.asarray
 
 
-def answers(asked: Asked) -> Use:
+def answers(request: Request) -> Predictor:
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
         for place, row in zip(places, rows, strict=True):
             if not (row["question"] or row["context"]):  # an empty row of a table
                 continue
             for name, what in (("question", "question"), ("context", "passage")):
-                if not len(asked.tokenizer.encode(row[name])):
+                if not len(request.tokenizer.encode(row[name])):
                     raise UserError(f"{place}: the {what} has no words: give a text")
-        return questions_to_predict(asked.tokenizer, rows, asked.options)
+        return questions_to_predict(request.tokenizer, rows, request.options)
 
-    return Use("question_answering", asked.config, "token", rows)
+    return Predictor("question_answering", request.config, "token", rows)
 
 
-def classes(asked: Asked) -> Use:
-    config = asked.config
+def classes(request: Request) -> Predictor:
+    config = request.config
     options = ClassificationOptions(
         task_name=MULTI_LABEL if config.multi_label else CUSTOM,
         text_column="text",
-        pair_column="pair" if asked.has_pairs else None,
+        pair_column="pair" if request.has_pairs else None,
         regression=config.is_number,
     )
-    length = asked.options.max_seq_length
-    task = ClassificationTask.fine_tuned(options, length, config, asked.folder.path)
+    length = request.options.max_seq_length
+    task = ClassificationTask.fine_tuned(options, length, config, request.folder.path)
 
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
-        return task.rows_to_predict(asked.tokenizer, rows)
+        return task.rows_to_predict(request.tokenizer, rows)
 
     def logits_of(outputs: np.ndarray) -> np.ndarray:
-        return calibrated(task.logits_of(outputs), asked.folder.path)
+        return calibrated(task.logits_of(outputs), request.folder.path)
 
-    return Use(task.head, task.configure(config), task.logits_axis, rows, logits_of)
+    return Predictor(task.head, task.configure(config), task.logits_axis, rows, logits_of)
 
 
-def tags(asked: Asked) -> Use:
+def tags(request: Request) -> Predictor:
     task = TokenClassificationTask.fine_tuned(
         TokenClassificationOptions(),
-        asked.options.max_seq_length,
-        asked.config,
-        asked.folder.path,
+        request.options.max_seq_length,
+        request.config,
+        request.folder.path,
     )
 
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
-        return task.texts_to_predict(asked.tokenizer, [row["text"] for row in rows])
+        return task.texts_to_predict(request.tokenizer, [row["text"] for row in rows])
 
-    return Use(task.head, asked.config, task.logits_axis, rows)
+    return Predictor(task.head, request.config, task.logits_axis, rows)
 
 
-def masked_words(asked: Asked) -> Use:
+def masked_words(request: Request) -> Predictor:
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
-        predicted = masked_rows(asked.tokenizer, places, [row["text"] for row in rows])
-        maximum = asked.options.max_seq_length
+        predicted = masked_rows(request.tokenizer, places, [row["text"] for row in rows])
+        maximum = request.options.max_seq_length
         # They are not cut, because a mask may be behind the cut.
         for place, length in zip(places, predicted.dataset.lengths, strict=True):
             if length > maximum:
@@ -126,29 +126,29 @@ def masked_words(asked: Asked) -> Use:
                 )
         return predicted
 
-    return Use(MASKS, asked.config, "token", rows)
+    return Predictor(MASKS, request.config, "token", rows)
 
 
-def embeddings(asked: Asked) -> Use:
+def embeddings(request: Request) -> Predictor:
     """As the folder's sentence-transformers files say, or as their default: mean, not
     normalized.
     """
-    settings = EmbeddingSettings.read(asked.folder.path)
-    name = asked.prompt_name
+    settings = EmbeddingSettings.read(request.folder.path)
+    name = request.prompt_name
     if name is not None and not settings.prompts.get(name):
         names = [known for known, text in settings.prompts.items() if text]
         raise UserError(
-            f"--prompt-name {name}: {asked.folder.path} has {', '.join(names) or 'no prompts'}: "
+            f"--prompt-name {name}: {request.folder.path} has {', '.join(names) or 'no prompts'}: "
             f"give another, or leave it out"
         )
     prompted = partial(settings.prompted, name)
 
     def rows(places: list[str], rows: list[Row]) -> PredictedRows:
         texts = [{field: prompted(text) for field, text in row.items()} for row in rows]
-        return texts_to_embed(asked.tokenizer, texts, settings, asked.options.max_seq_length)
+        return texts_to_embed(request.tokenizer, texts, settings, request.options.max_seq_length)
 
-    config = replace(asked.config, embedding_pooling=settings.pooling)
-    return Use("sentence_embedding", config, "sequence", rows)
+    config = replace(request.config, embedding_pooling=settings.pooling)
+    return Predictor("sentence_embedding", config, "sequence", rows)
 
 
 class Head(NamedTuple):
@@ -158,7 +158,7 @@ class Head(NamedTuple):
 
     flags: tuple[str, ...]
     max_length: Callable[[ModelConfig, ModelFolder], int]
-    use: Callable[[Asked], Use]
+    predictor: Callable[[Request], Predictor]
 
 
 LENGTH = FineTuningOptions.fine_tuned_length
