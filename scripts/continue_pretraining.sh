@@ -18,7 +18,7 @@ objective=${OBJECTIVE:-$objective}
 if [[ $objective == neighbours ]]; then
   length=64 steps=500 batch=8 merged=1 save_steps=100
 else
-  length=512 steps=None batch=32 merged=8 save_steps=500
+  length=512 steps=None batch=None merged=None save_steps=500
 fi
 ARGUMENTS=(
   # name                        | default            | kind               | help
@@ -28,8 +28,8 @@ ARGUMENTS=(
   "new_words                    | 1000               | positive_int       | words of the domain to add to the vocabulary"
   "sequence_length              | $length            | positive_int       | tokens per sample or passage"
   "train_steps                  | $steps             | text               | updates; None: four passes over the texts, at most 5,000"
-  "train_batch_size             | $batch             | positive_int       | sequences, or pairs of passages, per micro-batch of a GPU"
-  "gradient_accumulation_steps  | $merged            | positive_int       | micro-batches per update"
+  "train_batch_size             | $batch             | text               | sequences, or pairs of passages, per micro-batch of a GPU; None: <= 32"
+  "gradient_accumulation_steps  | $merged            | text               | micro-batches per update; None: of 256 sequences, fewer for little text"
   "learning_rate                | None               | text               | peak learning rate; None: that of the preset"
   "precision                    | amp                | $PRECISIONS        | as for run_pretraining.sh"
   "num_gpus                     | all                | gpus               | GPUs of this machine, or its CPU; 0: run on the CPU"
@@ -74,8 +74,12 @@ parse_arguments "$@"
 [[ $learning_rate == None ]] || is_valid non_negative_float "$learning_rate" ||
   fail "argument 9 (learning_rate) is '$learning_rate': expected $(describe_kind non_negative_float)"
 is_valid "$OBJECTIVES" "$objective" || fail "OBJECTIVE is '$objective': expected $(describe_kind "$OBJECTIVES")"
-[[ $train_steps == None && $objective == masked_words ]] || is_valid positive_int "$train_steps" ||
-  fail "argument 6 (train_steps) is '$train_steps': expected $(describe_kind positive_int)"
+position=6
+for name in train_steps train_batch_size gradient_accumulation_steps; do
+  [[ ${!name} == None && $objective == masked_words ]] || is_valid positive_int "${!name}" ||
+    fail "argument $position ($name) is '${!name}': expected $(describe_kind positive_int)"
+  position=$((position + 1))
+done
 for position in 4 12; do
   [[ $objective == masked_words || ${!position:-None} == None ]] ||
     fail "argument $position is for masked words, and this run is for sentence embeddings: leave it empty (see --help)"
@@ -162,17 +166,33 @@ require_held_out() {
     fail "argument 2 (corpus): $corpus has fewer than four documents, too few to hold one out: give more texts, or" \
       'DATA_ARGS="--empty-line document" if an empty line ends a document'
 }
-# More passes over a text teach little (Muennighoff et al., 2023, arXiv 2305.16264).
-PASSES=4
-steps_of_passes() { # folder_of_samples samples_per_update
-  python3 -c 'import json, sys
-folder, batch, passes, most = sys.argv[1], *map(int, sys.argv[2:])
-with open(folder + "/manifest.json") as manifest:
-    samples = json.load(manifest)["counts"]["samples"]
-steps = min(most, max(1, passes * samples // batch))
-print(f"{samples:,} samples: {steps:,} updates of {batch}", file=sys.stderr)
-print(steps)' "$1" "$2" "$PASSES" "$MOST_STEPS"
+# What is None of train_steps, train_batch_size and gradient_accumulation_steps, by the number of samples. More passes over
+# a text teach little (Muennighoff et al., 2023, arXiv 2305.16264). Little text makes enough updates with smaller batches.
+PASSES=4 MOST_SEQUENCES=256 FEWEST_TOKENS=4096 ENOUGH_STEPS=500
+plan_updates() { # num_samples
+  local sequences=$MOST_SEQUENCES # of an update
+  while ((sequences * sequence_length > FEWEST_TOKENS && PASSES * $1 / sequences < ENOUGH_STEPS)); do
+    sequences=$((sequences / 2))
+  done
+  if [[ $train_batch_size == None ]]; then
+    train_batch_size=$(at_least_one $((sequences / batch_processes / ${gradient_accumulation_steps/None/1})))
+    ((train_batch_size <= 32)) || train_batch_size=32
+  fi
+  [[ $gradient_accumulation_steps != None ]] ||
+    gradient_accumulation_steps=$(at_least_one $((sequences / batch_processes / train_batch_size)))
+  sequences=$((train_batch_size * gradient_accumulation_steps * batch_processes))
+  if [[ $train_steps == None ]]; then
+    train_steps=$(at_least_one $((PASSES * $1 / sequences)))
+    ((train_steps <= MOST_STEPS)) || train_steps=$MOST_STEPS
+  fi
+  say "$1 samples: $train_steps updates of $sequences"
 }
+num_samples() { # folder_of_samples
+  python3 -c 'import json, sys
+with open(sys.argv[1] + "/manifest.json") as manifest:
+    print(json.load(manifest)["counts"]["samples"])' "$1"
+}
+at_least_one() { echo $(($1 > 1 ? $1 : 1)); }
 report_at_exit "$RESULTS_DIR"
 if [[ $objective == neighbours ]]; then
   python3 "$root/data/prepare.py" format corpus "$corpus" --output-dir "$out_dir" --sentence-splitter passage \
@@ -187,8 +207,7 @@ else
     --add "$new_words" --model-name "$BERT_MODEL" --lengths "$sequence_length" --dynamic-masking --no-nsp \
     --pack-documents "${split_flags[@]}" "${data_words[@]}"
   require_held_out
-  [[ $train_steps != None ]] ||
-    train_steps=$(steps_of_passes "$samples/training" $((train_batch_size * gradient_accumulation_steps * batch_processes)))
+  plan_updates "$(num_samples "$samples/training")"
   run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" "${run_flags[@]}"
 fi
 [[ -n $task_file && $only_estimates == false && $enable_benchmark == false && -z ${DOCTOR:-} ]] || exit 0

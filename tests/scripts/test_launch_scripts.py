@@ -279,7 +279,7 @@ RUNS = {
         "dataset=corpus output_dir=new/law extend=post-ln add=1000 "
         "model_name=post-ln-law lengths='[(512, 0)]' dynamic_masking=True nsp=False "
         "pack_documents=True test_fraction=0.05 max_document_kb=50.0",
-        "phase1=True from_pretrained_params=new/law/vocab/post-ln-law max_steps=12 "
+        "phase1=True from_pretrained_params=new/law/vocab/post-ln-law max_steps=400 "
         "input_dir=new/law/hdf5/seq_512/training eval_dir=new/law/hdf5/seq_512/test eval_steps=500 "
         "max_seq_length=512 learning_rate=0.0001 amp=True device=cuda "
         "lr_decay_proportion=0.2 from_checkpoint=new/law/results/post-ln-law/phase1",
@@ -315,20 +315,27 @@ RUNS = {
         "continue_pretraining.sh sentences d1 law",
         {"OBJECTIVE": "masked_words"},
         "dataset=corpus extend=sentences add=1000 lengths='[(512, 0)]'",
-        "phase1=True from_pretrained_params=law/vocab/sentences-law max_steps=12",
+        "phase1=True from_pretrained_params=law/vocab/sentences-law max_steps=400",
     ),
-    "continue: four passes over a few texts": (
-        "continue_pretraining.sh post-ln d1 law",
-        {"FAKE_SAMPLES": "63"},
-        "dataset=corpus",
-        "max_steps=1 batch_size=32",
-    ),
-    "continue: four passes over many texts": (
-        f"continue_pretraining.sh post-ln d1 law {empty(3, '16 2')}",
-        {"FAKE_SAMPLES": "1000000"},
-        "dataset=corpus",
-        "max_steps=5000 batch_size=16",
-    ),
+    **{
+        f"continue: four passes over {samples} samples, {words}": (
+            f"continue_pretraining.sh post-ln d1 law {words}",
+            {"FAKE_SAMPLES": samples},
+            "dataset=corpus",
+            f"max_steps={steps} batch_size={batch} gradient_merge_steps={merged}",
+        )
+        for samples, words, steps, batch, merged in (
+            ("63", empty(7, "0"), 31, 8, 1),
+            ("63", f"{empty(1, '128')} {empty(5, '0')}", 7, 32, 1),
+            ("5000", empty(7, "0"), 625, 32, 1),
+            ("40000", empty(7, "0"), 625, 32, 8),
+            ("1000000", empty(7, "0"), 5000, 32, 8),
+            ("40000", f"{empty(3, '16')} {empty(3, '0')}", 625, 16, 16),
+            ("40000", f"{empty(4, '64')} {empty(2, '0')}", 625, 4, 64),
+            ("5000", f"{empty(2, '100 None 2')} {empty(2, '0')}", 100, 16, 2),
+            ("63", f"{empty(3, '256 1')} {empty(2, '0')}", 1, 256, 1),
+        )
+    },
 }
 
 

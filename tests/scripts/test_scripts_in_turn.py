@@ -116,7 +116,7 @@ BATCHES = {  # with the GPUs that are omitted: processes, then the global batche
     "run_pretraining_p2.sh": [32768],
     "run_squad.sh init": [256],
     "run_glue.sh init": [128],
-    "continue_pretraining.sh post-ln d1 law": [256],
+    "continue_pretraining.sh post-ln d1 law": [8],
     "continue_pretraining.sh sentences d1 law": [8],
 }
 
