@@ -24,6 +24,7 @@ from bert_recipe.reporting.comparison import (
     corrected,
     difference_table,
     differences_of,
+    left_out,
     read_model,
     verdict,
 )
@@ -60,13 +61,15 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("a comparison needs two runs: give their folders")
     first, *others = map(read_model, args.runs)
     comparisons = [list(differences_of(first, other)) for other in others]
-    if not all(comparisons):
-        raise UserError(f"{first.path} has no score that is defined: compare another file")
+    for other, differences in zip(others, comparisons, strict=True):
+        if not differences:
+            raise UserError(f"{first.path} and {other.path}: {left_out((first, other), [])}")
     for number, (other, differences) in enumerate(zip(others, corrected(comparisons), strict=True)):
         parts = [
             f"A: {first.title}\nB: {other.title}",
             f"{differences[0].num_rows:,} rows with the same texts and labels",
             difference_table(differences),
+            left_out((first, other), differences),
             "\n".join(map(verdict, differences)),
             calibration_table({"A": first, "B": other}),
         ]

@@ -38,6 +38,7 @@ from bert_recipe.reporting.comparison import (
     ScoreDifference,
     differences_of,
     interval_text,
+    left_out,
     p_value_text,
     percent,
     points,
@@ -113,11 +114,8 @@ def compare(folders: Sequence[Path], how: str) -> list[str]:
         ]
         beside = f" ({', '.join(others)})" if others else ""
         lines.append(f"{how}: {describe(score)}{beside}")
-    runs = [rows for model in models for seeds in model.sets.values() for rows in seeds.values()]
-    names = set().union(*(rows.scores for rows in runs)) - {score.name for score in differences}
-    if names or not differences:
-        what = ", ".join(sorted(names)).replace("_", " ") or "any score"
-        lines.append(f"{how}: not compared, since it is not defined for all runs: {what}")
+    if note := left_out(models, differences):
+        lines.append(f"{how}: {note}")
     return lines
 
 

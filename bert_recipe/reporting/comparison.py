@@ -203,6 +203,16 @@ def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDiff
             yield ScoreDifference(set_name, name, num_rows, difference)
 
 
+def left_out(models: Sequence[ScoredModel], compared: Sequence[ScoreDifference]) -> str:
+    """Says which scores of some runs are not `compared`; "" if all are."""
+    runs = [rows for model in models for seeds in model.sets.values() for rows in seeds.values()]
+    names = set().union(*(rows.scores for rows in runs)) - {score.name for score in compared}
+    if compared and not names:
+        return ""
+    what = ", ".join(sorted(names)).replace("_", " ") or "any score"
+    return f"not compared, since it is not defined for all runs: {what}"
+
+
 def corrected(comparisons: Sequence[Sequence[ScoreDifference]]) -> list[list[ScoreDifference]]:
     """Several models beside the same first one: p-values of each score by Holm's correction."""
     p_values_of: dict[str, list[float]] = {}

@@ -312,6 +312,20 @@ def test_seeds_are_runs_of_one_model_and_folds_are_one_file(tmp_path):
     assert_refused(run(tmp_path / "a", tmp_path / "b"), "seed-0 and seed-1 scored other files")
 
 
+def test_scores_that_are_not_defined_for_a_run_are_named(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        write_run(tmp_path / name, "numbers", seed)
+    assert "not compared" not in run(tmp_path / "a", tmp_path / "b").stdout
+    scores = tmp_path / "b" / "scores.json"
+    of_b = json.loads(scores.read_text())
+    scores.write_text(json.dumps(of_b | {"pearson": None}))
+    printed = run(tmp_path / "a", tmp_path / "b").stdout
+    assert "not compared, since it is not defined for all runs: pearson\n" in printed
+    scores.write_text(json.dumps(of_b | {"pearson": None, "spearman": None}))
+    refused = f"{tmp_path}/a and {tmp_path}/b: not compared, since it is not defined for all runs"
+    assert_refused(run(tmp_path / "a", tmp_path / "b"), refused)
+
+
 def write_log(folder: Path, **settings) -> None:
     log = {"timestamp": "1e9", "elapsedtime": "0", "type": "LOG", "step": "PARAMETER"}
     log["data"] = {"output_dir": "x", "task": "classification", **settings}
