@@ -333,6 +333,7 @@ class ArgumentParser(argparse.ArgumentParser):
             else:
                 options["type"] = flag.kind
             target = self if is_positional else group
+            help_text = help_text.replace("%", "%%")  # which argparse formats
             target.add_argument(*flag.names, default=default, help=help_text, **options)
             self.flags[flag.name] = flag
 

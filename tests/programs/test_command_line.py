@@ -273,6 +273,7 @@ def test_help_shows_the_defaults(capsys):
     assert "--batch-size, --train-batch-size, --per-device-train-batch-size BATCH_SIZE" in text
     assert "(default: 42)" in text and "(default: 1e-06)" in text and "--no-amp" in text
     assert "default: None" not in text
+    assert "falls by less than 1% in 50 updates" in text  # no format of argparse
 
 
 def test_names_of_hugging_face_are_aliases():
