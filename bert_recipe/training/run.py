@@ -25,6 +25,9 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import is_same_path
 from bert_recipe.utils.json_files import JsonObject
 
+# Arguments of tasks that decide what is scored, predicted and written, and nothing of training.
+OF_RESULTS = ("do_eval", "do_predict", "eval_file", "predict_file", "output_dir")
+
 
 @dataclass(frozen=True)
 class TrainingValues:
@@ -120,7 +123,7 @@ class Run:
             is_own = is_same_path(source.path.parent, self.folder.path)
             options = getattr(self.task, "options", None)  # which the task of a library lacks
             read = () if options is None else map(argument_of, fields(options))
-            task_flags = [name for name in read if name not in (None, "output_dir")]
+            task_flags = [name for name in read if name not in (None, *OF_RESULTS)]
             check_same_run(source, progress, self.record, tokenizer, is_own, world_size, task_flags)
         elif progress.step >= self.max_steps:
             raise UserError(

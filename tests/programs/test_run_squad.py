@@ -299,7 +299,8 @@ def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_
     flags += (files["v1-dev"], "--eval-steps", 1, "--max-steps", 3, "--resume-from-checkpoint")
     assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
     for changed, says in (
-        (("--doc-stride", 3), "other data (--doc-stride was 8 and is 3 now):"),  # to train on
+        # to train on
+        (("--doc-stride", 3, "--do-predict"), "other data (--doc-stride was 8 and is 3 now):"),
         (("--max-answer-length", 1), "--max-answer-length 30 (this run uses 1)"),
         (("--n-best-size", 2), "--n-best-size 20 (this run uses 2)"),
     ):
