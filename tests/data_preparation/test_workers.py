@@ -13,6 +13,8 @@ import pytest
 from conftest import ROOT, assert_refused, run_program
 from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, wait_until
 
+from bert_recipe.data_preparation.engine import versions
+
 SLEEPERS = f"""
 import os, sys, time
 from bert_recipe.utils.work_units.executors import open_executor
@@ -68,3 +70,19 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line():
         pytest.skip("needs the right to mount a file system")
     result = run_program(*mount, sys.executable, "-c", SLEEPERS)
     assert_refused(result, "holds no semaphores (Read-only file system)", "--num-workers 1")
+
+
+def test_the_version_of_workers_is_that_of_all_that_decides_shards(monkeypatch):
+    read = set()
+
+    def digest(path: Path) -> str:
+        read.add(path)
+        return ""
+
+    monkeypatch.setattr(versions, "file_digest", digest)
+    versions.code_version.__wrapped__()
+    folders = ("utils", "data_loading", "tokenization", "checkpoint", "data_preparation")
+    for folder in folders:
+        assert {*(ROOT / "bert_recipe" / folder).rglob("*.py")} <= read, folder
+    assert ROOT / "bert_recipe/data_preparation/sources/wikipedia.json" in read
+    assert {"numpy", "h5py", "tokenizers", "nltk", "regex"} <= versions.package_versions().keys()

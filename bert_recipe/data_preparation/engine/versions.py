@@ -13,7 +13,7 @@ from bert_recipe.utils.json_files import json_digest
 from bert_recipe.utils.work_units import units as work_units
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
-PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
+PACKAGES = ("numpy", "h5py", "tokenizers", "nltk", "regex")
 
 
 def run_units(
